@@ -1,15 +1,16 @@
 """gpt-analyze bank_conflict: count the passes that accesses to the banks of shared memory take.
 
-Shared memory has 32 banks of 4 bytes. Lanes of a warp access it together if the probe saw them at the same clock: a
-*request*. It's served in groups of lanes that together ask for 128 bytes: all 32 lanes for accesses of 4 bytes, 16 for
-8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are distinct words in its busiest bank; lanes that ask
-for the same word share a pass. All passes of a group but the first are *conflicts*.
+Shared memory has 32 banks, each 4 bytes wide. Lanes of a warp whose accesses the probe saw at the same clock access it
+together, in one *request*. A request is served in groups of lanes that together ask for 128 bytes: all 32 lanes for
+accesses of 4 bytes, 16 for 8 bytes, 8 for 16 bytes. A group takes as many *passes* as there are distinct words in its
+busiest bank; lanes that ask for the same word share a pass. All passes of a group except the first are *conflicts*.
 
-On the simulated device lanes run one after another, each at its own clocks. There the nth accesses of all lanes of a
+On the simulated device, lanes run one after another, each at its own clocks. There, the nth accesses of all lanes of a
 warp count as one request, which is right as long as the lanes follow the same path.
 
-The passes are computed from this rule; the device doesn't count them. Two kinds of instructions don't obey it: atomics
-on the same word take further passes, and ldmatrix and stmatrix smaller than .x4 get addresses from only some lanes.
+The passes are computed from this rule; the device doesn't count them. Two kinds of instructions don't follow it:
+atomics on the same word take further passes, and ldmatrix and stmatrix smaller than .x4 get addresses from only some of
+the lanes.
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ WAYS = (
 LANES, BANKS, WORD, ROW = 32, 32, 4, 128  # ROW: most bytes that a pass can serve
 WIDEST = 16  # most bytes that a lane can access at once
 TOP, TOP_LAUNCHES, TOP_STRIDES = 30, 10, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches listed at most
-KEPT, DRAWN = 1000, 5  # strides kept per kernel, kernels drawn
+MOST_LAUNCHES = 100_000  # limit for the number of launches in the answer
+KEPT, DRAWN = 1000, 5  # strides kept per kernel; kernels in the picture
 NAMED = 60  # width of a name in a sentence
 
 
 class Passes(NamedTuple):
-    """The requests of a launch, and the passes that each of their `groups` takes."""
+    """The requests of a launch, with the number of `groups` in each and the passes that they take."""
 
     size: Any  # bytes per lane
-    stride: Any  # bytes from its first lane to its second
-    alone: Any  # True if only one lane takes part
+    stride: Any  # distance in bytes from the first lane's address to the second's
+    alone: Any  # True if only one lane accesses memory
     least: Any  # passes without conflicts: one per group
     passes: Any
     groups: Any
@@ -82,7 +83,7 @@ class Passes(NamedTuple):
 class _Kernel:
     def __init__(self) -> None:
         self.sums = Counter[str]()
-        self.ways = Counter[int]()  # groups, by passes
+        self.ways = Counter[int]()  # number of groups, by how many passes they take
         self.strides: dict[tuple[int, int | None], Counter[str]] = {}
 
     @property
@@ -92,7 +93,7 @@ class _Kernel:
 
 
 class BankConflict(MapAnalysis):
-    """The passes by kernel and by launch, and the accesses that cause them."""
+    """An analysis of the passes of each kernel and each launch, and the accesses that cause conflicts."""
 
     name = "bank_conflict"
     fields = ("clock", "address", "bytes")
@@ -107,7 +108,7 @@ class BankConflict(MapAnalysis):
         self._simulated = False
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Add the accesses of a launch."""
+        """Count the passes of a launch."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Kernel())
         simulated = any(runs == "ptx" for _, runs in process.devices)
@@ -146,7 +147,7 @@ class BankConflict(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, most conflicts first, then launches, strides of accesses, and passes per group."""
+        """Yield a table of kernels, most conflicts first, then launches, strides, and passes per group."""
         ordered = sorted(self._kernels.items(), key=lambda one: (-one[1].sums["conflicts"], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         names = [column.name for column in COUNTS]
@@ -199,7 +200,7 @@ class BankConflict(MapAnalysis):
 
 
 def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:
-    """Return the requests of a launch with `threads` threads per block, and the passes that each takes.
+    """Return the requests of a launch, and the passes that each takes. Its blocks have `threads` threads.
 
     `in_turn` is True if the lanes of a warp run one after another, as on the simulated device.
     """
@@ -236,7 +237,7 @@ def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Pass
 
 
 def _number_accesses(units: Any, clock: Any) -> Any:
-    """Number the accesses of each thread from 0, sorted by time, and return the number of each access."""
+    """Number the accesses of each thread from 0 in the order of their clocks, and return these numbers."""
     import numpy as np
 
     order = np.lexsort((clock, units))
@@ -249,7 +250,7 @@ def _number_accesses(units: Any, clock: Any) -> Any:
 
 
 def _count_passes(group: Any, address: Any, size: Any) -> tuple[Any, Any]:
-    """Return the groups, sorted, and the number of distinct words in the busiest bank of each."""
+    """Return the numbers of all groups, sorted, and how many distinct words each accesses in its busiest bank."""
     import numpy as np
 
     words = (address + size - 1) // WORD - address // WORD + 1

@@ -1,4 +1,6 @@
-"""gpt-analyze block_sched: which blocks ran on each SM and when, the cost of starting them, and how full the SM was."""
+"""gpt-analyze block_sched: which blocks ran on each SM and when, what it cost to start them, and how full the SMs
+were.
+"""
 
 from __future__ import annotations
 
@@ -77,10 +79,10 @@ BLOCKS = (
     Column("ended", "u64?", "ns"),
     Column("end", "u64", "cycles", shown="never"),
 )
-NONE = (1 << 64) - 1  # no value of a u64?
+NONE = (1 << 64) - 1  # stands for a missing value of type u64?
 TOP, TOP_LAUNCHES, TOP_SMS, TOP_BLOCKS = 30, 10, 10, 5  # rows that tables show
-NEAR = 4  # the device's capacity is drawn if it's at most this multiple of the maximum number of resident warps
-MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # launches and blocks listed at most
+NEAR = 4  # the capacity of the device is drawn if it's at most this multiple of the peak of resident warps
+MOST_LAUNCHES, MOST_BLOCKS = 100_000, 500_000  # limits for the number of launches and blocks in the answer
 
 Number = Annotated[
     int | None, Option("--launch", metavar="NUMBER", min=1, help="Show the SMs and blocks of this launch.")
@@ -88,13 +90,13 @@ Number = Annotated[
 
 
 class _Totals:
-    """The sums of a kernel or of a launch; cycles are means over the SMs that a launch used."""
+    """The sums of a kernel or a launch. Cycles are means over the SMs that the launch used."""
 
     def __init__(self) -> None:
         from gpt.analyze.lib.occupancy import Occupancy
 
         self.launches = self.blocks = self.sms = self.slots = self.silent = 0
-        self.clocks = 0  # clocks that its blocks ran
+        self.clocks = 0  # clocks during which its blocks ran
         self.running = self.scheduling = 0.0
         self.occupancy = Occupancy()
 
@@ -110,17 +112,17 @@ class _Totals:
         self.slots = max(self.slots, other.slots)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns of KERNELS from `blocks` on."""
+        """Return values for the columns KERNELS, from `blocks` on."""
         cycles = self.running, self.scheduling, _share(self.running, self.scheduling)
         return self.blocks, self.sms, self.slots, *cycles, self.silent
 
     def line(self) -> str:
-        """Return the line for scripts to parse."""
+        """Return the line that's meant for scripts."""
         return f"No.block:{self.blocks} Running:{round(self.running)} Scheduling:{round(self.scheduling)}(cycle)"
 
 
 def _find_clocks(sums: BufferSums) -> int:
-    """Return the total number of clocks for which blocks ran."""
+    """Return the total number of clocks during which blocks ran."""
     fields = sums.fields
     if "stop" not in fields:
         return int(fields["elapsed"].total)
@@ -132,7 +134,7 @@ def _share(running: float, scheduling: float) -> float:
 
 
 class Shown(NamedTuple):
-    """The launch whose SMs and blocks are shown; `number` counts the launches of all traces from 1."""
+    """The launch whose SMs and blocks are shown. `number` counts the launches of all traces, starting at 1."""
 
     number: int
     kernel: str
@@ -142,7 +144,9 @@ class Shown(NamedTuple):
 
 
 class BlockSched(MapAnalysis):
-    """The sums of all launches, and the schedule of one launch: number `launch`, or the one with the most cycles."""
+    """An analysis of all launches, and of the schedule of one: number `launch`, or by default the one with the most
+    cycles.
+    """
 
     name = "block_sched"
     summed = "launches and blocks"
@@ -157,10 +161,10 @@ class BlockSched(MapAnalysis):
         self._wanted = launch
         self._kernels: dict[str, _Totals] = {}
         self._rows: list[tuple[Any, ...]] = []  # one per launch
-        self._sums = Counter[str]()  # blocks and clocks of launches without detail
+        self._sums = Counter[str]()  # blocks and clocks of launches for which only sums were kept
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Replay a launch."""
+        """Reconstruct the schedule of a launch."""
         from gpt.analyze.lib.occupancy import make_occupancy
         from gpt.analyze.lib.schedule import make_schedule
 
@@ -185,8 +189,8 @@ class BlockSched(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *row))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add the blocks of a launch for which only sums were kept. They don't tell which blocks
-        ran at the same time.
+        """Add the blocks of a launch for which only sums were kept. They don't show which blocks ran at the same
+        time.
         """
         launch, totals = buffer.launch, _Totals()
         totals.launches, totals.blocks = 1, launch.blocks
@@ -226,7 +230,7 @@ class BlockSched(MapAnalysis):
 
 
 def _iter_shown(shown: Shown, chosen: bool) -> Answers:
-    """Yield the SMs and the blocks of a launch."""
+    """Yield the tables of a launch's SMs and blocks."""
     import numpy as np
 
     from gpt.analyze.lib.occupancy import find_busy
@@ -271,14 +275,14 @@ def _iter_shown(shown: Shown, chosen: bool) -> Answers:
 
 
 def _make_resident(shown: Shown) -> Record:
-    """Return the number of resident warps and blocks of a launch over time."""
+    """Return how many warps and blocks of a launch were resident over time."""
     import numpy as np
 
     from gpt.analyze.lib.occupancy import BINS, find_resident
 
     found, all_ = shown.totals.occupancy, find_resident(shown.schedule)
     edges = np.linspace(0, found.time, BINS + 1)
-    blocks = np.append(all_.mean_between(edges), 0)  # after the last one, nothing is resident
+    blocks = np.append(all_.mean_between(edges), 0)  # nothing is resident after the last edge
     values = [edges, blocks * found.most_warps / found.most_blocks, blocks, found.holds or NONE]
     near = 0 < found.holds <= NEAR * found.most_warps
     title = "\n".join(
@@ -289,7 +293,7 @@ def _make_resident(shown: Shown) -> Record:
 
 
 def _describe_occupancy(of: Occupancy, sms: int) -> list[str]:
-    """Describe the occupancy of `sms` SMs, as lines; return an empty list if no time is known."""
+    """Return lines that describe how well `sms` SMs were used, or an empty list if no launch has known times."""
     from gpt.screen.units import human_count, human_time
 
     if not of.time:

@@ -1,8 +1,8 @@
 """gpt-analyze branch_divergence: how often the lanes of a warp diverge at branches.
 
-When a warp reaches a branch, each of its active lanes counts as `reached`. A lane that jumps counts as `taken`, and
-also as `split` if another active lane doesn't jump. So `split` counts only one side of a divergent branch: if half of
-the warp jumps, half of its lanes count.
+When a warp executes a branch, each of its active lanes counts as `reached`. A lane that jumps counts as `taken`; it
+also counts as `split` if another active lane doesn't jump. So only one side of a divergent branch counts as `split`: if
+half of the warp jumps, half of its lanes count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BranchDivergence(Ratios):
     sums = (Column("reached", "u64"), Column("taken", "u64"), Column("split", "u64"))
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """Yield the share of lanes that diverge, and where most of them are."""
+        """Yield the share of lanes that diverge, and the kernel with most of them."""
         reached = human_count(total["reached"])
         if total["split"]:
             yield f"{self.show(total)} of {reached} lanes at branches jump while others stay"

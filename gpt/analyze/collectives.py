@@ -1,22 +1,22 @@
 """gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and for which rank.
 
-A collective's kernel runs on each rank and waits there for the other ranks. A rank's time, from the start of its kernel
-to its end, has two parts:
+The kernel of a collective runs on each rank, and waits there for the other ranks. On each rank, the time from its start
+to its end has two parts:
 
-- *waiting* is the time until the last rank started; the others waited for that rank;
+- *waiting* is the time until the last rank started its kernel; the others waited for that rank;
 - *transfer* is the rest.
 
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
 For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
 
-GPU times say when kernels ran. Without them, the block times from the probe `block_sched` are used. These are on one of
-the GPU's clocks, so they're shifted until the launch with the shortest delay before its first block has no delay.
+GPU times say when kernels ran. Without them, the times of blocks from the probe `block_sched` are used. They're on
+a clock of the GPU, so we shift them until the launch with the shortest delay before its first block has no delay.
 
-The trace doesn't say which kernels form one collective. Streams of two ranks belong to one communicator if their
-collective kernels have the same names in the same order, and if nearly all corresponding pairs overlap in time. The
-clocks of machines are first aligned by the time of day, which isn't precise enough for this. But all ranks of a
-communicator end a collective at the same time, so the clocks are corrected by the median difference of their ends, at
-the beginning and at the end of the recording.
+The trace doesn't say which kernels belong to the same collective. Streams of two ranks belong to one communicator if
+their collective kernels have the same names in the same order, and if nearly all corresponding pairs overlap in time.
+To compare times, the clocks of different machines are first aligned by the time of day, which isn't precise enough. But
+all ranks of a communicator end a collective at the same time, so clocks are then corrected by the median difference
+between these ends, at the beginning and at the end of the recording.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SPANS = (
     Column("end", "u64", "ns", shown="never"),
 )
 TOP, TOP_SPANS = 16, 8  # rows that tables show
-AROUND = 10  # collectives drawn before and after the one with the most waiting
+AROUND = 10  # number of collectives drawn before, and after, the one with the most waiting
 WAITING, TRANSFER = "waiting", "transfer"
 NONE = "no collective kernels in the trace: NCCL's have ncclDevKernel or ncclKernel in their names"
 NO_TIMES = "no kernel times: 'gpt-hook run --gpu-time' or '-p block_sched' records when they ran"
@@ -91,12 +91,12 @@ ALONE = "collectives of one rank only: give the traces of the other ranks, too"
 
 
 def find_lack(kinds: set[str]) -> str | None:
-    """Return the reason why it isn't known when kernels ran, or None if it is."""
+    """Return why it isn't known when kernels ran, or None if it is."""
     return None if kinds & {"gpu_times", "gpu_time", "buffer"} else NO_TIMES
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Return a message about missing kernels, or None."""
+    """Return a message if there are no collective kernels, or None."""
     from gpt.analyze.lib.ranks import find_runs
 
     if ranks := {run[:2] for run in find_runs(trace)}:
@@ -105,7 +105,9 @@ def find_need(trace: TraceModel) -> str | None:
 
 
 def collectives(trace: TraceModel) -> Answers:
-    """Yield ranks, which rank waits for which, kernels, and the collective with the most waiting."""
+    """Yield tables of the ranks, of which rank waits for which, of kernels, and of the collective with the most
+    waiting.
+    """
     from gpt.analyze.lib.ranks import Split, find_collectives
 
     found = find_collectives(trace)
@@ -142,7 +144,7 @@ def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Yield which rank waits for which, longest first."""
+    """Yield a row for each rank that another one waits for, longest first."""
     import numpy as np
 
     sums = defaultdict[tuple[str, str], list[Any]](list)
@@ -160,7 +162,9 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
-    """Yield kernels by communicator, most time first; values are means over ranks and collectives."""
+    """Yield a row for each kernel of each communicator, most time first. Values are means over ranks and
+    collectives.
+    """
     rows = []
     for part in parts:
         ranks = _list(sorted(part.name(found, at).removeprefix("rank ") for at in range(len(part.group.ranks))))
@@ -173,7 +177,7 @@ def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any,
 
 
 def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
-    """Yield the kernels in which not every rank waits for all others, by rank, most time first."""
+    """Yield, for each rank, the kernels in which ranks don't all wait for each other, most time first."""
     sums = Counter[str]()
     for (_, name), times in found.others.items():
         sums[name] += int(times.sum())
@@ -183,14 +187,14 @@ def _iter_others(found: Collectives) -> Iterator[tuple[Any, ...]]:
 
 
 def _list(numbers: list[str]) -> str:
-    """Abbreviate a list of ranks."""
+    """Shorten a list of ranks for display."""
     found = sorted(map(int, numbers))
     whole = len(found) > 2 and found[-1] - found[0] == len(found) - 1
     return f"{found[0]}-{found[-1]}" if whole else ",".join(map(str, found))
 
 
 def _make_spans(found: Collectives, part: Split) -> dict[str, Any]:
-    """Return the collectives around the one with the most waiting: how long each rank waits and transfers."""
+    """Return how long each rank waited and transferred in the collectives around the one with the most waiting."""
     group = part.group
     worst = int(part.waiting.sum(axis=0).argmax())
     near = range(max(0, worst - AROUND), min(len(part.last), worst + AROUND + 1))

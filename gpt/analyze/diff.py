@@ -1,4 +1,6 @@
-"""gpt-analyze diff: compare two traces, or several runs of each, by function and kernel (rules: differences.py)."""
+"""gpt-analyze diff: compare two traces, or several runs of each side, by function and kernel. lib/differences.py has
+the rules.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ SEVERAL = (
     f"'{OUTSIDE}' is about the thread that spends most time in calls, and '{IN_CALLS}' about all threads of all "
     "processes: they don't add up"
 )
-NOT_KNOWN = "not known"  # too few runs to tell a difference from noise
-MEANS = {  # meaning of the words in the column 'differs in'
+NOT_KNOWN = "not known"  # there are too few runs to distinguish a difference from noise
+MEANS = {  # explains the words in the column 'differs in'
     COUNT: "count: how often it was called or launched",
     UNSURE: "unsure: changed by over 1 % of the sum of this table, but no more than its calls vary: it may be noise",
     FEW_TIMES: f"few times: fewer than {FEW} have a time on a side, which can't tell a difference from noise",
@@ -91,7 +93,7 @@ TOP = 30  # rows that tables show
 
 
 class Compared(NamedTuple):
-    """A function or kernel on both sides, and how it differs."""
+    """A function or kernel that's compared, with its sums on both sides and how they differ."""
 
     name: str
     type: str
@@ -101,12 +103,12 @@ class Compared(NamedTuple):
 
     @property
     def change(self) -> float:
-        """Return how many ns longer a run of B took than one of A."""
+        """Return how many ns longer B took than A, per run."""
         return self.b.total - self.a.total
 
 
 class Diff:
-    """The runs of both sides; `runs` has the names of A's inputs and of B's."""
+    """Collects the runs of both sides. `runs` has the names of A's inputs and of B's."""
 
     streams = True
     apart = True
@@ -137,12 +139,12 @@ class Diff:
         return self._runs[: self._first], self._runs[self._first :]
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which traces have no calls."""
+        """Return which traces have no calls, or None."""
         absent = [name for name, runs in zip("AB", self._sides, strict=True) if not all(run.commands for run in runs)]
         return f"no calls in trace {' and '.join(absent)}: 'gpt-hook run' records some" if absent else None
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the sides, then whole runs, functions and kernels, largest changes first."""
+        """Yield the sides, whole runs, functions and kernels; the largest changes come first."""
         for process in [*self._open]:
             self.end(process)
         if not all(run.commands for run in self._runs):
@@ -166,7 +168,7 @@ class Diff:
 
 
 def _compare(a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSums]], whole: float) -> list[Compared]:
-    """Compare functions, or kernels (which have no type), of both sides; `whole` is the total ns of both sides."""
+    """Compare the functions or kernels of both sides. Kernels have no type. `whole` is the time of both sides in ns."""
     found = []
     for key in dict.fromkeys(key for run in (*a, *b) for key in run):
         one, other = (make_side([run[key] for run in runs]) for runs in (a, b))
@@ -176,14 +178,14 @@ def _compare(a: Sequence[Mapping[Any, RunSums]], b: Sequence[Mapping[Any, RunSum
 
 
 def _order(found: list[Compared], whole: float) -> list[Compared]:
-    """Sort by change, largest first, with everything that differs or changes much before the rest."""
+    """Sort by change, largest first. Whatever differs or changes much comes before the rest."""
     found = [one for one in found if one.a.number or one.b.number]
     return sorted(found, key=lambda one: (one.differs not in REAL and abs(one.change) <= MUCH * whole,
                                           -abs(one.change), -abs(one.b.number - one.a.number), one.name))  # fmt: skip
 
 
 def _row(one: Compared) -> tuple[Any, ...]:
-    """Return the columns NUMBERS."""
+    """Return values for the columns NUMBERS."""
     sides = one.a, one.b
     timed = [side.times.count > 0 for side in sides]
     known = any(timed) and all(yes or not side.number for yes, side in zip(timed, sides, strict=True))
@@ -199,7 +201,7 @@ def _row(one: Compared) -> tuple[Any, ...]:
 def _answer_whole(
     a: list[RunSummary], b: list[RunSummary], functions: list[Compared], work: list[Compared]
 ) -> dict[str, Any]:
-    """Compare whole runs: how much longer B takes, whether that's more than noise, and what takes most of it."""
+    """Compare whole runs: how much longer B takes, whether that's more than noise, and what most of it is due to."""
     sides = a, b
     values = {
         WALL: [[run.wall for run in runs] for runs in sides],
@@ -236,7 +238,7 @@ def _answer_whole(
 def _compare_means(
     a: Sequence[float], b: Sequence[float]
 ) -> tuple[str, float, float, float, float | None, float | None]:
-    """Return the columns WHOLE from `differs` to `noise`."""
+    """Return values for the columns WHOLE, from `differs` to `noise`."""
     known = min(len(a), len(b)) >= RUNS
     means = mean_of(a), mean_of(b)
     change = means[1].mean - means[0].mean
@@ -247,7 +249,7 @@ def _compare_means(
 
 
 def _tell_outliers(a: list[RunSummary], b: list[RunSummary]) -> Iterator[str]:
-    """Name the runs that took far more or far less time than the others of their side, and compare the other runs."""
+    """Name the runs that took far more or far less time than the others of their side, and compare the rest."""
     rest = []
     for name, runs in (("A", a), ("B", b)):
         far = find_outliers([run.wall for run in runs])
@@ -261,7 +263,7 @@ def _tell_outliers(a: list[RunSummary], b: list[RunSummary]) -> Iterator[str]:
 
 
 def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: int) -> str:
-    """Describe a run of the side `name`, and the function whose time differs most from the other runs."""
+    """Describe an outlier of the side `name`, and name the function whose time differs most from the other runs."""
     usual = mean_of(other.wall for other in others).mean
     told = f"{run.name}, one of {runs} runs of {name}, took {human_time(run.wall)}; the others {human_time(usual)}"
     changes = {
@@ -277,9 +279,10 @@ def _tell_outlier(name: str, run: RunSummary, others: list[RunSummary], runs: in
 
 
 def _break_down(whole: float, outside: float, off: float, where_from: str) -> Iterator[str]:
-    """Say how much of a difference is time outside of calls, in them, and not recorded: the largest part first.
+    """Return a sentence that divides a difference into the time outside of calls, in calls, and not recorded, largest
+    part first.
 
-    `where_from` says which thread this refers to.
+    `where_from` names the thread whose calls were used.
     """
     parts = {
         "outside of CUDA calls, in host code": outside,
@@ -303,7 +306,7 @@ def _break_down(whole: float, outside: float, off: float, where_from: str) -> It
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
-    """Continue a sentence with how much longer B took than A, and whether that's noise."""
+    """Append to a sentence how much longer B took than A, and whether that's noise."""
     told += f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
     if ratio is not None:
         told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"
@@ -315,12 +318,14 @@ def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: f
 
 
 def _find_most(where: str, compared: list[Compared], whole: float) -> str | None:
-    """Name the function or kernel that changed most, if that isn't noise. `whole` is the total change in ns."""
+    """Name the function or kernel that changed most, or return None if that's noise. `whole` is the total change
+    in ns.
+    """
     known = (one for one in compared if one.differs not in (NOISE_ONLY, NOTHING, NOT_TIMED))
     found = max(known, key=lambda one: abs(one.change), default=None)
     if not found or not found.change:
         return None
-    rest = whole - found.change  # may be far larger, with the opposite sign
+    rest = whole - found.change  # may be far larger than the change of the function, and of opposite sign
     most = "most of it" if 2 * abs(rest) < abs(whole) else "the largest change"
     is_kernel = not found.type
     told = (

@@ -1,8 +1,8 @@
 """gpt-analyze dmat: which pages of global memory a launch accesses, and when.
 
-gpt/analyze/lib/density.py counts the accesses in a matrix, gpt/analyze/lib/regions.py names its rows, and
-gpt/screen/density.py draws it, for this command and for `neutrino -t dmat`. An entry may stand for several accesses,
-`count`, as in a `.dmat`.
+gpt/analyze/lib/density.py counts the accesses, in a matrix; gpt/analyze/lib/regions.py names its rows, and
+gpt/screen/density.py draws it, both for this command and for `neutrino -t dmat`. An entry of the log may stand for
+several accesses; their number is its `count`, as in a `.dmat` file.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ TENSORS_OF = (
     Column("bytes", "u64", "bytes"),
     Column("address", "u64", "address"),
 )
-NONE = (1 << 32) - 1  # no text
+NONE = (1 << 32) - 1  # stands for no text
 PAGE = 4096  # bytes
 MOST_PAGE = 1 << 40
 TOP_LAUNCHES, TOP_ACCESSES = 10, 5  # rows that tables show
 MOST_LAUNCHES = 100_000  # launches listed at most
-AFTER_ALL = (1 << 63) - 1  # a time stamp later than all lines of a tensor.trace
+AFTER_ALL = (1 << 63) - 1  # a time stamp that's later than any in a tensor.trace
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 Page = Annotated[int | None, Option("--page", metavar="BYTES", help="Page size, a power of two; 4096.")]
@@ -76,10 +76,10 @@ class _Shown(NamedTuple):
     clocks: Clocks
     accesses: int
     lost: int
-    blocks: tuple[int, int] | None  # the first and the last with accesses, if some were lost
+    blocks: tuple[int, int] | None  # the first and the last block with accesses, if some accesses were dropped
 
     def describe_clocks(self) -> str:
-        """Say how the clocks of SMs compare."""
+        """Return a sentence about how well the clocks of SMs are aligned."""
         from gpt.analyze.lib.sm_clocks import describe_bound
 
         clocks = self.clocks
@@ -92,7 +92,9 @@ class _Shown(NamedTuple):
 
 
 class Dmat(MapAnalysis):
-    """All launches, and the matrix of one launch: number `launch`, or the launch with the most accesses."""
+    """An analysis of all launches, and a matrix of one: number `launch`, or by default the one with the most
+    accesses.
+    """
 
     name = "dmat"
     fields = ("address", "clock")
@@ -116,7 +118,9 @@ class Dmat(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Count the accesses of a launch, and of each page if it's the launch to show so far."""
+        """Count the accesses of a launch. Also make its matrix if it's the one to show, judging by the launches
+        so far.
+        """
         from gpt.analyze.lib import density
         from gpt.analyze.lib.sm_clocks import highest_rate
 
@@ -136,7 +140,7 @@ class Dmat(MapAnalysis):
             self._shown = _Shown(self._number, process, buffer, matrix, clocks, accesses, saved.dropped, blocks)
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch for which only sums were kept, so it has no matrix."""
+        """Add a launch for which only sums were kept. It has no matrix."""
         self._number += 1
         size, count = (sums.fields.get(name) for name in ("bytes", "count"))
         row = int(count.total) if count else sums.records, int(size.total) if size else None, None, None, sums.dropped

@@ -1,8 +1,8 @@
-"""gpt-analyze events: every call on a line, oldest or slowest first.
+"""gpt-analyze events: print each call on a line, oldest or slowest first.
 
-Threads write separate chunks and processes separate files, so the whole trace has to be read before the first call is
-known. Rows are spilled to a temporary file. Memory holds 24 bytes per call: the start as a time stamp and in
-nanoseconds, and its place in the order. Lines are built column by column, WINDOW calls at a time.
+Each thread writes its own chunks, and each process its own file, so the first call isn't known until all traces have
+been read. Rows are spilled to a temporary file. Memory holds 24 bytes per call: its start as a time stamp and in
+nanoseconds, and its position in the order. Lines are formatted column by column, WINDOW calls at a time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from gpt.trace.rows import Rows, Threads
 
 WINDOW = 1 << 16
-RECORDING = {0: "off", (1 << 31) - 1: "on"}  # pseudo function ids for when recording was turned off and on
-TIMED = ("start", "duration", "result")  # fields that every line formats differently
+RECORDING = {0: "off", (1 << 31) - 1: "on"}  # pseudo function ids in the rows of when recording was turned off and on
+TIMED = ("start", "duration", "result")  # fields that each kind of line formats differently
 
 
 class Order(StrEnum):
-    """Orders of lines."""
+    """The order of lines."""
 
     START = "start"
     TOOK = "took"
 
 
 class EventFormat(StrEnum):
-    """Formats other than text."""
+    """Formats besides text."""
 
     CSV = "csv"
 
@@ -79,7 +79,7 @@ class Events:
             self._notes, self.kinds = Notes(), KINDS
         self._stage = stage
         self._json = json
-        self._file = tempfile.TemporaryFile()  # lives as long as this object
+        self._file = tempfile.TemporaryFile()  # lives as long as the object
         self._batches: list[_Batch] = []
 
     def take(self, process: Process) -> None:
@@ -101,7 +101,7 @@ class Events:
         self._batches.append(_Batch(process, rows.dtype, offset, rows["start"].copy(), took))
 
     def end(self, process: Process) -> None:
-        """Spill the points where recording was turned on and off, as rows; another process may have earlier calls."""
+        """Spill the times at which recording was turned on and off, as rows. They're sorted with the calls later."""
         import numpy as np
 
         from gpt.stream.packed import TYPES
@@ -118,7 +118,7 @@ class Events:
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Write the lines, which aren't records."""
+        """Write the lines directly, since they aren't records."""
         if self._json:
             around = (self._notes.iter_before(), self._notes.iter_after()) if self._notes else ((), ())
             for lines in chain(around[0], self.iter_lines(), around[1]):
@@ -134,7 +134,7 @@ class Events:
         yield from ()
 
     def iter_lines(self) -> Iterator[str]:
-        """Yield all calls, or the first `top` in the requested order, some thousand lines at a time."""
+        """Yield all calls, or the first `top` of them, in the requested order, as text of a few thousand lines each."""
         import numpy as np
 
         if not self._batches:
@@ -147,7 +147,7 @@ class Events:
             [b.process.clock.times(b.starts) + machines.offset(b.process.header) for b in self._batches]
         )
         order = np.argsort(times, kind="stable")
-        if self._sort is Order.TOOK:  # calls that didn't return are last
+        if self._sort is Order.TOOK:  # calls that never returned come last
             took = np.concatenate([b.process.clock.durations(b.took) for b in self._batches])
             order = order[np.argsort(-took[order], kind="stable")]
         order = order[: self._top]
@@ -163,20 +163,20 @@ class Events:
                     threads, rows = batch.read(data, window[places] - edges[number])
                     lines[places] = list(texts[id(batch.process)].iter_lines(times[window[places]], threads, rows))
                 yield "".join(lines)
-                data.madvise(mmap.MADV_DONTNEED)  # the next window is in another part of the file
+                data.madvise(mmap.MADV_DONTNEED)  # the next window is elsewhere in the file
 
 
 class _Batch(NamedTuple):
-    """Spilled rows of one layout."""
+    """Rows of one layout that were spilled together."""
 
     process: Process
     layout: np.dtype[np.void]
-    offset: int  # where the threads are in the file; the rows follow
+    offset: int  # where their threads are in the file, before the rows
     starts: npt.NDArray[np.uint64]
-    took: npt.NDArray[np.uint64]  # empty unless calls are sorted by it
+    took: npt.NDArray[np.uint64]  # empty unless calls are sorted by duration
 
     def read(self, data: mmap.mmap, wanted: npt.NDArray[np.intp]) -> tuple[Threads, Rows]:
-        """Return some of its rows."""
+        """Read the wanted rows."""
         import numpy as np
 
         count = len(self.starts)
@@ -186,7 +186,9 @@ class _Batch(NamedTuple):
 
 
 class _CallText:
-    """Formats the calls of a process as lines. The part that all calls of a function share is formatted once."""
+    """Formats the calls of a process as lines. Text that's the same for all calls of a function is formatted only
+    once.
+    """
 
     def __init__(self, process: Process, who: Who) -> None:
         host, rank, pid = who
@@ -198,11 +200,11 @@ class _CallText:
             said = '"type":"recording","op":"{0}","name":"recording {0}"'
             self._functions |= {number: said.format(op) for number, op in RECORDING.items()}
         self._kernels = {id_: _quoted(name) for id_, name in process.kernels().items()}
-        # These functions copy nothing.
+        # These methods return views.
         self._memory = {id_ for id_, api in process.apis.items() if api.type == "memory"}
 
     def iter_lines(self, times: npt.NDArray[np.int64], threads: Threads, rows: Rows) -> Iterator[str]:
-        """Yield the line of each row; `times` are ns."""
+        """Yield the line for each row. `times` are in ns."""
         process, functions, who = self._process, self._functions, self._who
         columns = [(times / 1000).tolist(), rows["api"].tolist(), threads.tolist(), rows["result"].tolist()]
         took = (process.clock.durations(rows["duration"]) / 1000).tolist()
@@ -212,11 +214,10 @@ class _CallText:
             yield f'{{"ts":{time:.3f},{said},{who},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
-        """Return the other fields of each row as text that begins with a comma. A zero field counts as absent: empty
-        text.
+        """Return the remaining fields of each row as text that begins with a comma, or as empty text if all are zero,
+        and so absent.
 
-        Addresses and handles are written as hexadecimal strings, because not every JSON reader preserves such large
-        numbers.
+        Addresses and handles are hexadecimal strings, because not every JSON reader preserves such large numbers.
         """
         columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name not in TIMED}
         parts: list[list[str]] = []
@@ -247,7 +248,7 @@ class _CallText:
 
 
 def _said(api: Api) -> str:
-    """Return the keys that name the function. Ioctls are calls to the Linux kernel, so their type is `kernel`."""
+    """Return the keys that name a function. Ioctls are calls of the Linux kernel, so their type is `kernel`."""
     if api.type == "ioctl":
         api = api._replace(type="kernel")
     return ",".join(f'"{key}":{_quoted(value)}' for key, value in api._asdict().items() if value or key != "symbol")

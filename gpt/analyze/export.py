@@ -1,9 +1,9 @@
-"""gpt-analyze export: write traces as database tables, named as in Nsight Systems' export.
+"""gpt-analyze export: write traces as database tables, with the names that Nsight Systems uses in its exports.
 
-Rows are written as they're read, so memory doesn't grow with the length of a trace. Data about the whole trace, such as
-the text that rows refer to by number, comes last. The file is created in a separate folder next to the destination and
-renamed once it's complete. A file for standard output is created in a temporary folder, because SQLite doesn't write
-sequentially.
+Rows are written as they're read, so memory doesn't grow with the length of a trace. Data about the whole trace comes
+last, such as the texts that rows refer to by number. The file is created in a separate folder next to its destination,
+and renamed once it's complete. For standard output, it's created in a temporary folder and then copied, because SQLite
+doesn't write sequentially.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpt.export.rows import ProcessRows
     from gpt.trace.process import Process
 
-NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # within the folder
+NAMES = {"sqlite": "tables.sqlite", "parquet": "tables"}  # file names within that folder
 PREFIX = ".gpt-export."  # prefix of the folder's name
 
 
@@ -41,7 +41,7 @@ class ExportFormat(StrEnum):
 
 
 class Export:
-    """The output file, and the rows that must wait for the end."""
+    """The output file, and the rows that can only be written at the end."""
 
     streams = False
     timed = True  # times count from the start of the first trace
@@ -62,7 +62,7 @@ class Export:
             _check_stdout(shape)
         self._stage, self._form, self._output = stage, shape, output
         self._stack = ExitStack()
-        self._processes: dict[Process, ProcessRows] = {}  # still running
+        self._processes: dict[Process, ProcessRows] = {}  # processes that haven't ended
         self._pids = Counter[int]()
         self._lacks = False
 
@@ -133,10 +133,10 @@ class Export:
         return lack
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Finish the file and rename it; there are no records."""
+        """Complete the file and rename it. There are no answers."""
         if self._lacks:
             return
-        for process in list(self._processes):  # processes with malformed rows are still in it
+        for process in list(self._processes):  # those with malformed rows never ended
             self._end(process)
         incomplete += [f"map {name} has no table: there are too many" for name in sorted(self._maps.left_out)[:3]]
         self._targets.close(incomplete, self._strings)
@@ -151,7 +151,7 @@ class Export:
 
 
 def _check_stdout(form: ExportFormat) -> None:
-    """Raise UsageError if standard output can't take this format."""
+    """Raise UsageError if this format can't be written to standard output."""
     if form is ExportFormat.parquet:
         raise UsageError("--format parquet writes a folder, which standard output is not: name one", "-o")
     if os.isatty(1):

@@ -1,6 +1,7 @@
-"""gpt-analyze exposed_latency: the time of a probed launch (prologue, kernel and epilogue) relative to an unprobed one.
+"""gpt-analyze exposed_latency: compare the time of a probed launch (prologue, kernel and epilogue) with an unprobed
+one.
 
-Another tool's figures can be shown next to it, from a file of comma-separated values (read_figures).
+It can also show another tool's figures, from a file of comma-separated values (read_figures).
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ LATENCY = (
     Column("bar", "text", shown="never"),
     *(Column(f"of_{part}", "f64?", title=part, shown="never") for part in ("prologue", "kernel", "epilogue", "whole")),
 )
-TOOL, EXPOSED = 2, 3  # places of columns
+TOOL, EXPOSED = 2, 3  # indexes of columns
 PARTS = ("prologue", "kernel", "epilogue")
 OURS = "gpt-hook"
 NO_PROBE = "-"
 TOP = 30  # rows that tables show
-KERNEL = 30  # width of a kernel's name next to a bar
-MOST = 1000  # rows per file
-LONGEST = 1 << 20  # bytes of it
+KERNEL = 30  # width of the kernel's name next to a bar
+MOST = 1000  # limit for the number of rows in a file
+LONGEST = 1 << 20  # size limit for such a file, in bytes
 RANGE = 1e-30, 1e30  # limits for nonzero times
 
 Beside = Annotated[Path | None, Option("--beside", metavar="FILE", help="Also show another tool's figures: a .csv.")]
 
 
 class Figure(NamedTuple):
-    """A tool's time with a probe relative to the time without, and its parts if the file has them."""
+    """A tool's time with a probe, relative to the time without, and the parts of it that the file has."""
 
     probe: str
     name: str | None
@@ -62,9 +63,9 @@ class Figure(NamedTuple):
 
 
 def read_figures(path: Path) -> list[Figure]:
-    """Read a file's rows, whose format is in gpt-analyze-exposed_latency(1).
+    """Read the rows of a file, whose format is described in gpt-analyze-exposed_latency(1).
 
-    Raises OSError, and MalformedError with the line.
+    Raises OSError, or a MalformedError that gives the line.
     """
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)
@@ -116,13 +117,13 @@ def _read_time(cell: str, where: str) -> float:
 
 
 class Bar:
-    """The times of launches of a kernel with the same probes, in ns."""
+    """The times of the launches of a kernel with the same probes, in ns."""
 
     def __init__(self) -> None:
         self.samples = Samples()
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
-        """Add a launch. With --benchmark it has no buffers to wait for, but a time without probes."""
+        """Add a launch. With --benchmark, a launch doesn't wait for buffers, but it also has a time without probes."""
         compared = "original" in times and "kernel" in times
         how = "compared" if compared else "plain"
         self.samples.add(**{f"{how}_{name}": times[name] for name in ("prologue", "epilogue")})
@@ -141,7 +142,9 @@ class Bar:
         return sum(self.samples.count(f"{how}_prologue") for how in ("plain", "compared"))
 
     def times(self) -> dict[str, float | None]:
-        """Return medians: `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`; None if unknown."""
+        """Return the medians `prologue`, `kernel`, `epilogue`, their sum `total`, and `original`; None stands for
+        unknown.
+        """
         median = self.samples.median
         how = "plain" if self.samples.count("plain_prologue") else "compared"
         found = {name: median(f"{how}_{name}") for name in ("prologue", "epilogue")}
@@ -156,7 +159,7 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """The bars of all traces, and of a file with another tool's figures."""
+    """An analysis of all bars in the traces, and of those in another tool's file."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()
@@ -174,7 +177,7 @@ class ExposedLatency(TimedFold[Key, Bar]):
         return found
 
     def tell(self, costs: dict[Key, Bar], coverage: list[str]) -> Answers:
-        """Yield the bars, grouped by probe, ours first."""
+        """Yield the bars, grouped by probe; ours come first."""
         names = list(dict.fromkeys(name for _, name in costs))
         labels = dict(zip(names, fit_names(readable(names), KERNEL), strict=True)) if len(names) > 1 else {}
         several = len({probes for probes, _ in costs} | {figure.probe for figure in self._figures}) > 1
@@ -208,7 +211,7 @@ def _their_row(figure: Figure) -> tuple[Any, ...]:
 
 
 def _means(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Yield the mean of each tool, ours first."""
+    """Yield the mean of each tool; ours comes first."""
     tools: dict[str, list[float]] = {OURS: []}
     for row in rows:
         if row[EXPOSED] is not None:

@@ -80,8 +80,8 @@ POINTS = (
     Column("start", "u64", "ns", "at"),
     Column("took", "u64", "ns"),
 )
-BRIEF = 18  # width of a name in a picture
-TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED: of the longest gaps
+BRIEF = 18  # maximum width of a name in a picture
+TOP, TOP_POINTS, TOP_IDLE, LISTED = 10, 5, 30, 1000  # LISTED is the limit for each list of longest gaps
 MOST_OF = 0.5  # share of a gap that a call must cover to be named as its cause
 HOST_CODE, SEVERAL_CALLS, GRAPH = "host code", "several calls", "a graph"
 LAUNCH, WAIT = "launch", "wait"
@@ -94,13 +94,15 @@ AT_LEAST = (
 NO_GAPS = "{} launched once, so nothing is between two launches"
 PAUSED = "recording of {} was off for {}: launches in that time are missing"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
-COUNT, SHARE = 5, 7  # their places in a row of GAPS
+COUNT, SHARE = 5, 7  # indexes in a row of GAPS
 WHOLE = "all processes", "all streams"
-NOBODY = (None, None, None)  # the columns WHO of a row for several processes
+NOBODY = (None, None, None)  # the columns WHO in a row for several processes
 
 
 def gaps(trace: TraceModel) -> Answers:
-    """Yield gaps between launches in a thread, from waits to launches, and between work on the GPU; then switches."""
+    """Yield the gaps between launches of a thread, between waits and launches, and between work on the GPU; then
+    switches.
+    """
     from gpt.analyze.lib.gpu_use import Switches, find_uses, name_processes
 
     who, switches = tell_apart(process.header for process in trace.processes), Switches()
@@ -138,9 +140,9 @@ def gaps(trace: TraceModel) -> Answers:
 
 
 def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Between]]:
-    """Return the gaps of each process that launched anything, sorted by number of launches, descending, then by rank.
+    """Return the gaps of each process that launched anything, most launches first; equal ones are sorted by rank.
 
-    Also adds the `switches` of threads.
+    Switches of threads are added to `switches`.
     """
     from gpt.analyze.lib.gpu_use import ThreadSwitches
     from gpt.analyze.lib.launch_gaps import Between
@@ -160,7 +162,7 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
-    """Name the processes whose recording was off at times, and say which totals include the gaps around these times."""
+    """Name the processes that turned recording off at times, and say which totals include the gaps around that."""
     from gpt.analyze.lib.gap_lengths import describe_cut
     from gpt.analyze.lib.launch_gaps import WAITS
 
@@ -189,7 +191,7 @@ def _untimed(trace: TraceModel, who: list[Who]) -> Iterator[str]:
 
 
 def _answer_switches(switches: Switches, who: list[Who]) -> Answers:
-    """Yield the points at which threads and GPUs switch, if any: sums by kind, and the individual switches."""
+    """Yield sums of the switches by kind, and the individual switches, if there are any."""
     if not switches.count:
         return
     rows = [
@@ -219,7 +221,7 @@ def _who(process: int | None, who: list[Who]) -> tuple[Any, ...]:
 
 
 def _times(found: GapLengths, group: Hashable, whole: float) -> tuple[Any, ...]:
-    """Return the columns TIMES."""
+    """Return values for the columns TIMES."""
     count, total = found.count(group), found.recorded(group)
     share = 100 * total / (whole or 1)
     if not count:
@@ -229,7 +231,7 @@ def _times(found: GapLengths, group: Hashable, whole: float) -> tuple[Any, ...]:
 
 
 def _iter_gaps(between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns GAPS: gaps between the launches of each thread, then the process's gaps after a wait."""
+    """Yield rows of GAPS: the gaps between the launches of each thread, then the gaps of the process after waits."""
     from gpt.analyze.lib.launch_gaps import WAITS
 
     whole, gaps = float(between.whole), between.gaps
@@ -245,9 +247,9 @@ def _any(gaps: GapLengths, group: Hashable) -> bool:
 
 
 def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterator[str]:
-    """Describe how much of its time a process spent between launches, in long gaps, and after waits.
+    """Return a sentence about how much time a process spent between launches, in long gaps, and after waits.
 
-    With several threads, it describes the one with the most launches.
+    If it has several threads, this is about the thread with the most launches.
     """
     from gpt.analyze.lib.launch_gaps import LONG
 
@@ -277,7 +279,7 @@ def _verdict(who: Who, between: Between, rows: list[tuple[Any, ...]]) -> Iterato
 
 
 def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns LONGEST of a process."""
+    """Yield rows of LONGEST for a process."""
     from gpt.screen.brief import brief_name
 
     kernels = process.kernels()
@@ -294,7 +296,7 @@ def _iter_longest(process: Process, between: Between, who: Who) -> Iterator[tupl
 
 
 def _explain(process: Process, gap: Gap) -> tuple[str, float, str | None]:
-    """Return what a thread did for most of a gap, the share of the gap that this took, and the call if it was a single
+    """Return what a thread did for most of a gap, how much of the gap this took, and the call, if it was a single
     one.
     """
     api = gap.calls.api
@@ -310,7 +312,7 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns IDLE: for a GPU, for each of several processes, and for each of their streams."""
+    """Yield rows of IDLE: for a GPU, for each process if there are several, and for their streams."""
     from gpt.analyze.lib.gpu_use import ALL
 
     if len(use.processes) > 1:
@@ -323,7 +325,7 @@ def _iter_idle(use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns PERIODS of a GPU's longest idle periods, with the process that ended each."""
+    """Yield rows of PERIODS: the longest idle periods of a GPU, each with the process whose work ended it."""
     kernels = {process: trace.processes[process].kernels() for process in use.processes}
 
     def name(work: Work) -> str:
@@ -336,8 +338,8 @@ def _iter_periods(trace: TraceModel, use: GpuUse, who: list[Who]) -> Iterator[tu
 
 
 def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
-    """Say how long a GPU was idle between its first and last work, and how far both are from the start and end of the
-    processes.
+    """Return a sentence about how long a GPU was idle between its first and last work, and how far these are from the
+    start and end of the processes.
     """
     from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading
     from gpt.analyze.lib.gpu_use import ALL
@@ -369,7 +371,7 @@ def _describe_idle(trace: TraceModel, use: GpuUse) -> Iterator[str]:
 
 
 def _idle(use: GpuUse, group: Hashable) -> tuple[Any, ...]:
-    """Return the columns IDLE from `busy` on."""
+    """Return values for the columns IDLE, from `busy` on."""
     whole = use.whole(group)
     count, total, share, *more = _times(use.gaps, group, whole)
     return whole - total, total, share, count, *more

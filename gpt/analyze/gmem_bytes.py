@@ -22,7 +22,7 @@ class GmemBytes(KernelSums):
         Column("total", "u64", "bytes"),
         Column("read", "u64", "bytes", shown="any"),
         Column("written", "u64", "bytes", shown="any"),
-        Column("sync", "u64", "bytes", "read, written", "any"),  # Neutrino adds these up
+        Column("sync", "u64", "bytes", "read, written", "any"),  # Neutrino's probe doesn't distinguish reads and writes
         Column("async", "u64", "bytes", shown="any"),
         Column("bulk", "u64", "bytes", shown="any"),
         Column("expected", "u64", "bytes", shown="any"),

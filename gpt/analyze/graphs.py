@@ -1,7 +1,7 @@
-"""gpt-analyze graphs: what ran in launches of CUDA graphs, by executable graph and by kernel.
+"""gpt-analyze graphs: what the launches of CUDA graphs ran, by executable graph and by kernel.
 
-A `graph` record lists the kernels and copies of the graph that a handle refers to from then on; a call says which
-handle it launched. GPU times say how long a replay takes, the probe block_sched how long its kernels take.
+A `graph` record lists the kernels and copies of the graph that a handle refers to from that time on; a call says which
+handle it launched. GPU times show how long a replay takes, and the probe block_sched how long its kernels take.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NODES_OF = (
 
 
 class Replayed(NamedTuple):
-    """A graph that a handle referred to from some time on, and the calls that launched it."""
+    """A graph, since when its handle has referred to it, and the calls that launched it."""
 
     number: int
     process: Process
@@ -84,12 +84,12 @@ class Replayed(NamedTuple):
 
     @property
     def copies(self) -> list[Operation]:
-        """Return the copies and memsets of a launch."""
+        """Return the copies and memsets in a launch."""
         return [one for one in self.made.operations or () if one.type in COPIES]
 
 
 def graphs(trace: TraceModel) -> Answers:
-    """Yield the graphs that were launched, in order of their first launches, and their kernels by name."""
+    """Yield the graphs that were launched, in the order of their first launches, and their kernels by name."""
     from gpt.trace.event_costs import median
 
     found = _find_graphs(trace)
@@ -106,7 +106,7 @@ def graphs(trace: TraceModel) -> Answers:
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
                      len(graph.calls), *gpu, median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
-        # Sums by name, since several functions may have the same name: nodes, and entries in `spans`
+        # by name, since several functions may have the same name: number of nodes, and the entries in `spans`
         own: dict[str, tuple[int, int, int, float]] = {}
         for function, count in made.kernels.items():
             probed, timed, span = spans.get((graph.number, function), (0, 0, 0.0))
@@ -142,7 +142,9 @@ def graphs(trace: TraceModel) -> Answers:
 
 
 def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
-    """Yield in which module, or NVTX range, the kernel nodes were created; nothing if no graph's nodes are known."""
+    """Yield the modules or NVTX ranges in which the kernel nodes were created, or nothing if no graph's nodes are
+    known.
+    """
     from collections import Counter
 
     from gpt.analyze.lib.attribution import fold
@@ -254,7 +256,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
 
 
 def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
-    """Return the GPU times of each graph's replays, where known."""
+    """Return the known times of each graph's replays, in ns."""
     import numpy as np
 
     from gpt.trace.event_costs import call_keys
@@ -272,8 +274,8 @@ def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
 
 
 def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Return the probed launches by graph and function, those among them with a known time, and the sum of their times
-    in ns.
+    """Return, by graph and function, how many launches had probes, how many of these have a known time, and the sum of
+    their times in ns.
     """
     from gpt.analyze.lib.schedule import make_schedule
 
@@ -301,8 +303,8 @@ def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tu
 
 
 def _find_node(graph: Replayed, function: int) -> int:
-    """Return the function that a graph records for a kernel. A capture may have looked the kernel up again, under a new
-    id.
+    """Return the function that the graph's record has for a kernel. During capture, the kernel may have been looked up
+    again and got a new id.
     """
     if function in graph.made.kernels:
         return function

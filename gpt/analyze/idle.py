@@ -81,17 +81,17 @@ LONGEST = (
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
 MANY, TINY = 100, 16 << 10  # number of copies, and size up to which a copy takes hardly longer than an empty one
-LEAST = 1  # minimum % of the time for a cause to get a verdict
-UNUSED = 50  # % of the SMs, on average over the kernels' time
+LEAST = 1  # minimum % of the time for a cause to be in the verdict
+UNUSED = 50  # % of the SMs, averaged over the time of the kernels
 COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
-MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of all time
-KEPT, WIDEST = 20, 60  # kernels kept per process, and maximum width of a name
+MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of the whole time
+KEPT, WIDEST = 20, 60  # kernels kept per process; maximum width of a name
 NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
-ACTIONS = {  # by type of the function that a cause names
+ACTIONS = {  # advice, by the type of the function that a cause names
     "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
     "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
@@ -107,21 +107,21 @@ PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can
 
 @dataclass
 class IdlePart:
-    """Facts about some traces; lists have one entry per process."""
+    """The facts about some traces. Lists have one entry per process."""
 
     headers: list[Header]
     uses: list[Use]
     reasons: list[Reasons | None]  # None for a process that ran nothing
     copied: list[dict[str, Copied]]
-    kernels: list[tuple[float, float]]  # ns of its kernels, and these ns weighted by the share of SMs that had no block
-    names: list[dict[str, float]]  # ns of the kernels that took the most time
+    kernels: list[tuple[float, float]]  # ns of kernels, and the same weighted by the share of SMs without a block
+    names: list[dict[str, float]]  # ns of the kernels that took most of the time
     counted: list[int]
-    loaded: tuple[int, int]  # number of kernels that were loaded in their first launch, and the ns for that
-    partial: bool  # True if the selection leaves out work that ran at the same time
+    loaded: tuple[int, int]  # how many kernels were loaded in their first launch, and the ns spent on that
+    partial: bool  # True if other work ran that the selection excludes
 
 
 class Idle(Parts[IdlePart]):
-    """Explain why GPUs ran nothing."""
+    """An analysis of why GPUs had nothing to do."""
 
     drains = True
     kinds = CALLS | COUNTED | GPU_TIMES | RANGES | SAMPLES | {"device"}
@@ -154,18 +154,20 @@ class Idle(Parts[IdlePart]):
         return part
 
     def find_need(self, parts: list[IdlePart]) -> str | None:
-        """Return how to record GPU times if the traces lack them."""
+        """Return how to record GPU times if the traces have none, or None."""
         return None if any(part.uses for part in parts) else NO_TIMES
 
     def answer_parts(self, parts: list[IdlePart]) -> Answers:
-        """Yield the verdicts, the use of each GPU, the causes, what the host did, ranges, and the longest."""
+        """Yield the verdicts, the use of each GPU, the causes, what the host did, NVTX ranges, and the longest idle
+        times.
+        """
         if any(part.uses for part in parts):
             yield from _Answer(parts).iter()
 
 
 def _describe_times(times: Times) -> str:
-    """Say how often something happened and how long each took, or the total and the longest if one was more than half
-    of it.
+    """Return how often something happened and how long it took on average. If one of these times was more than half of
+    the total, return the total and the longest instead.
     """
     count = amount(times.count, "time")
     if times.count > 1 and 2 * times.longest > times.total:
@@ -174,14 +176,14 @@ def _describe_times(times: Times) -> str:
 
 
 def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
-    """Return the ns of kernels, and these ns weighted by the share of SMs that had no block."""
+    """Return the ns of all kernels, and these ns weighted by the share of SMs that had no block."""
     known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
     return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
 
 
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited, or None if work was queued: many idle times then follow a single wait, and
-    its length would be counted for each.
+    """Return how long the host had waited. If work was queued, return None: several idle times can then follow the same
+    wait, which would be counted for each of them.
     """
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
@@ -189,7 +191,7 @@ def _waited(cause: str, times: Times) -> int | None:
 
 
 class _Answer:
-    """All parts together."""
+    """Combines the facts of all parts to an answer."""
 
     def __init__(self, parts: list[IdlePart]) -> None:
         from gpt.analyze.lib.idle_causes import Reasons
@@ -205,7 +207,7 @@ class _Answer:
         self._sums, self._copied = Reasons(), dict[str, Any]()
         self._kernels = self._unused = 0.0
         self._names = Counter[str]()
-        first = 0  # the number of the part's first process
+        first = 0  # number of the part's first process
         for part in parts:
             for use in part.uses:
                 if self._numbers.setdefault(use.key, len(self._numbers)) == len(self._uses):
@@ -234,12 +236,14 @@ class _Answer:
         self._partial = any(part.partial for part in parts)
 
     def _all(self) -> Iterator[Use]:
-        """Yield all uses."""
+        """Return the uses of all GPUs."""
         for uses in self._uses:
             yield from uses
 
     def _add_use(self, use: Use, offset: int) -> None:
-        """Add a use of a part whose first process has this number. Consecutive uses of the same GPU are merged."""
+        """Add a use of a GPU. `offset` is the number of the first process in its part. If it continues an earlier use
+        of the same GPU, they're merged.
+        """
         processes = [offset + one for one in use.processes]
         began = min(self._began[number] for number in processes)
         use = use._replace(processes=processes, first=began + use.first, last=began + use.last)
@@ -291,12 +295,12 @@ class _Answer:
         yield make_answer("longest", LONGEST, longest, [f"'at' {SINCE}"], top=TOP)
 
     def _times(self, times: Times) -> tuple[Any, ...]:
-        """Return the columns IDLE and TIMES."""
+        """Return values for the columns IDLE and TIMES."""
         mean = times.total / (times.count or 1)
         return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns VERDICT: each cause, and how a busy GPU could be faster."""
+        """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
             yield cause, names[0], times.total, share, self._advise(cause, names, times)
@@ -315,7 +319,7 @@ class _Answer:
             yield from self._find_kernel()
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
-        """Yield causes with their functions, most time first. Calls of one type are merged, because the advice for them
+        """Yield causes with their functions, most time first. Functions of one type are merged if the advice for them
         is the same.
         """
         from gpt.analyze.lib.idle_causes import CALL, Times
@@ -329,7 +333,7 @@ class _Answer:
         yield from ((cause, *group) for (cause, _), group in groups.items())
 
     def _find_kernel(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns VERDICT for a GPU that's busy with one kernel most of the time."""
+        """Yield a row of VERDICT if a GPU is busy with a single kernel most of the time."""
         from gpt.screen.brief import brief_name
 
         used = sum(use.kernels for use in self._all())
@@ -344,7 +348,7 @@ class _Answer:
         yield ONE, None, time, 100 * time / (self._whole or 1), told
 
     def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
-        """Say in a sentence what happens and what would help."""
+        """Return a sentence that says what happens and what would help."""
         from gpt.analyze.lib import idle_causes as causes
         from gpt.analyze.lib.host_samples import describe_places
 
@@ -404,8 +408,8 @@ class _Answer:
         return f"{count}: the trace doesn't say which call launched what ran next"
 
     def _find_doing(self, waited: str | None) -> str:
-        """Say what the host does in idle times after waiting in this function (None: without a wait), if one activity
-        takes at least half of them.
+        """Return a sentence about what the host did after it had waited in this function, or if `waited` is None,
+        without a wait. It's empty unless one activity takes at least half of these idle times.
         """
         from gpt.analyze.lib.host_samples import describe_places
         from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
@@ -418,7 +422,7 @@ class _Answer:
         return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}"
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
-        """Name the NVTX range that has at least half of the time of a cause."""
+        """Name the NVTX range with at least half of the idle time of a cause."""
         found = {
             where: sum(causes[cause, name].total for name in names if (cause, name) in causes)
             for where, causes in self._sums.ranges.items()
@@ -429,7 +433,7 @@ class _Answer:
         return f", mostly in the range '{where}'"
 
     def _advise_copies(self, copies: int) -> str:
-        """Say how much data is copied while no kernel runs, and from where."""
+        """Return a sentence about how much data is copied while no kernel runs, and from where."""
         found, share = [], human_share(100 * copies / (self._whole or 1))
         both = [self._copied[op] for op in ("HtoD", "DtoH") if op in self._copied]
         calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)

@@ -12,7 +12,7 @@ from gpt.screen.units import human_count
 
 
 class InstLatency(Ratios):
-    """Clocks from when a load issues until its value arrives."""
+    """An analysis of the clocks from the issue of a load until its value arrives."""
 
     name = "inst_latency"
     fields = ("loads", "clocks")

@@ -1,8 +1,8 @@
 """gpt-analyze ioctl: the driver's requests to the Linux kernel, and the CUDA calls that cause them.
 
-Each ioctl to NVIDIA's devices has the name of its escape; an ioctl that controls or allocates an object also has a
-command or class. gpt-hook records which driver call each ioctl is part of. An ioctl without a call comes from a thread
-of the driver, from a call that isn't recorded, or from another library that opens the devices.
+An ioctl to NVIDIA's devices has the name of its escape; ioctls that control or allocate objects also have a command or
+a class. gpt-hook records which driver call each ioctl is part of. An ioctl without a call was made by one of the
+driver's own threads, during a call that isn't recorded, or by another library that opens the devices.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_IOCTLS = (
 
 
 class _Row(NamedTuple):
-    """An ioctl; `call` is the index of the call that made it, or -1."""
+    """An ioctl. `call` is the index of the call that it's part of, or -1."""
 
     name: str
     command: str | None
@@ -69,9 +69,9 @@ class _Row(NamedTuple):
 
 
 def ioctl(trace: TraceModel) -> Answers:
-    """Yield ioctls by name and command, the calls that make them, and the ioctls about scheduling."""
+    """Yield ioctls by name and command, the calls that make them, and the ioctls that affect scheduling."""
     rows: list[_Row] = []
-    spent: dict[int, float] = {}  # ns by call, for calls that make any
+    spent: dict[int, float] = {}  # ns of each call that makes ioctls
     scheduling: list[tuple[Any, ...]] = []
     who = tell_apart(process.header for process in trace.processes)
     for number, one in enumerate(who):
@@ -95,7 +95,9 @@ def ioctl(trace: TraceModel) -> Answers:
 
 
 def _iter_rows(trace: TraceModel, number: int, spent: dict[int, float]) -> Any:
-    """Yield a process's ioctls with start and thread; store the times of calls that make any in `spent`."""
+    """Yield the ioctls of a process, with start and thread. The durations of the calls that make them are stored in
+    `spent`.
+    """
     import numpy as np
 
     from gpt.trace.escapes import name_command
@@ -118,7 +120,7 @@ def _iter_rows(trace: TraceModel, number: int, spent: dict[int, float]) -> Any:
 def _find_calls(
     trace: TraceModel, number: int, wanted: set[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[int, str, float]]:
-    """Return, by thread and start of each call, its index among all calls, its function and its duration."""
+    """Find calls by thread and start. Return, for each, its index among all calls, its function and its duration."""
     import numpy as np
 
     calls = trace.calls("stamp")
@@ -134,7 +136,7 @@ def _find_calls(
 
 
 def _times(rows: list[_Row], whole: float) -> tuple[Any, ...]:
-    """Return the columns TIMES."""
+    """Return values for the columns TIMES."""
     import numpy as np
 
     took = np.array([row.took for row in rows])
@@ -174,7 +176,7 @@ def _make_ioctls(rows: list[_Row], total: float, spent: dict[int, float]) -> Any
 
 
 def _make_callers(rows: list[_Row], total: float, spent: dict[int, float]) -> Any:
-    """Return functions, longest time in ioctls first, each followed by the ioctls that it makes."""
+    """Return functions by their time in ioctls, longest first. The ioctls that it makes follow each function."""
     found: list[tuple[Any, ...]] = []
     for (function,), group in _grouped(rows, "function"):
         for name, part in [(None, group), *((n, p) for (n,), p in _grouped(group, "name"))]:

@@ -1,4 +1,6 @@
-"""gpt-analyze launches: tell whether launches limit a program, and what a CUDA graph or fusion could save at most."""
+"""gpt-analyze launches: find out whether launches limit a program, and how much a CUDA graph or fusion could save at
+most.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 SUMS = (
     Column("launches", "u64"),
     Column("timed", "u64", shown="never"),
-    Column("call", "u64?", "ns", "a call"),
-    Column("work", "u64?", "ns", "its work"),
-    Column("delay", "u64?", "ns", "begins after"),
-    Column("starved", "f64?", "%", "none queued"),
-    Column("short", "f64?", "%", "shorter than call"),
+    Column("call", "u64?", "ns", "call takes"),
+    Column("work", "u64?", "ns", "GPU time"),
+    Column("delay", "u64?", "ns", "start delay"),
+    Column("starved", "f64?", "%", "GPU idle"),
+    Column("short", "f64?", "%", "short"),
 )
 LAUNCHES = (
     *WHO,
@@ -78,24 +80,28 @@ DEPTHS = (Column("begin", "u64", "ns"), Column("depth", "u64"))
 TOP, TOP_STEPS, TOP_KINDS, LISTED = 10, 30, 3, 10_000
 COLLECTIVE = "collective"
 NO_RANGE = "(no range)"
-BOUND = 50  # minimum % of launches that find nothing queued, for a process to be launch-bound
+BOUND = 50  # minimum % of launches with nothing queued, for a process to be called launch-bound
 IN_CALLS = 25  # % of the time
-LITTLE = 1  # % of a unit; a smaller saving isn't worth advice
+LITTLE = 1  # % of a unit: smaller savings aren't worth advice
 NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
 NO_LAUNCH = "no launch is recorded as a call: 'gpt-hook run' records launches unless --calls excludes them"
-MEANS = "a call, its work, begins after: means; none queued: launches made while no earlier one waited or ran"
+MEANS = (
+    "start delay: from the start of a call until its work starts; GPU idle: launches made while the GPU had nothing to "
+    "do; short: launches whose work took less time than the call; queued: launches that waited or ran; these times and "
+    "numbers are means"
+)
 
 
 @dataclass
 class LaunchesPart:
-    """The processes that launched anything, and the headers of all processes."""
+    """The launches of each process that made any, and the headers of all processes."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     found: list[tuple[int, ProcessLaunches]] = field(default_factory=list)
 
 
 class Launches(Parts[LaunchesPart]):
-    """Compare launches with the GPU work that they start."""
+    """An analysis that compares launches with their work on the GPU."""
 
     drains = True
     kinds = CALLS | COUNTED | GPU_TIMES | RANGES | {"device"}
@@ -115,14 +121,16 @@ class Launches(Parts[LaunchesPart]):
         return part
 
     def find_need(self, parts: list[LaunchesPart]) -> str | None:
-        """Return how to record launches or their GPU times, or None if there are some."""
+        """Return how to record launches or their GPU times if these are missing, or None."""
         found = [launches for part in parts for _, launches in part.found]
         if not found:
             return NO_LAUNCH
         return None if any(launches.sums.timed for launches in found) else NO_TIMES
 
     def answer_parts(self, parts: list[LaunchesPart]) -> Answers:
-        """Yield the sums by process and by range, and the unit and queue of the process with the most launches."""
+        """Yield sums by process and by range; then, for the process with the most launches, its repeated unit and its
+        queue.
+        """
         who = tell_apart(header for part in parts for header in part.headers)
         found, first = [], 0
         for part in parts:
@@ -154,7 +162,7 @@ class Launches(Parts[LaunchesPart]):
 
 
 def _sums(sums: Sums) -> tuple[Any, ...]:
-    """Return the columns SUMS."""
+    """Return values for the columns SUMS."""
     if not sums.timed:
         return sums.launches, 0, *[None] * 5
     means = (value / sums.timed for value in (sums.calls, sums.work, sums.delay))
@@ -162,12 +170,12 @@ def _sums(sums: Sums) -> tuple[Any, ...]:
 
 
 def _ahead(sums: Sums) -> float | None:
-    """Return how many launches were waiting or running, on average, when a call returned."""
+    """Return how many launches were waiting or running when a call returned, on average."""
     return sums.ahead / sums.timed if sums.timed else None
 
 
 def _answer_path(path: UnitPath, who: str) -> Answers:
-    """Yield the parts of a unit's critical path, longest first, and then one repetition's path in order."""
+    """Yield the parts of a unit's critical path, longest first, and then the path of one repetition in order."""
     from gpt.analyze.lib.critical_path import share_on_host
 
     rows = [
@@ -199,14 +207,14 @@ def _answer_path(path: UnitPath, who: str) -> Answers:
 
 
 def _row(who: tuple[Any, ...], found: ProcessLaunches) -> tuple[Any, ...]:
-    """Return the columns LAUNCHES."""
+    """Return values for the columns LAUNCHES."""
     timed = found.sums.timed
     depth = (found.sums.delay + found.sums.work) / found.span if found.span > 0 and timed else None
     return *who, *_sums(found.sums), *(found.delays if timed else [None] * 3), depth, found.span
 
 
 def _describe(found: ProcessLaunches) -> Iterator[str]:
-    """Say whether the process is bound by its launches."""
+    """Return sentences that say whether launches limit the process."""
     sums = found.sums
     if not sums.timed:
         yield NO_TIMES
@@ -214,8 +222,8 @@ def _describe(found: ProcessLaunches) -> Iterator[str]:
     starved, short = (100 * value / sums.timed for value in (sums.starved, sums.short))
     call, work = human_time(sums.calls / sums.timed), human_time(sums.work / sums.timed)
     told = (
-        f"{human_share(starved)} of {amount(sums.timed, 'launch')} were made with nothing queued; on average, a call "
-        f"takes {call} and its work {work}; the work of {human_share(short)} is shorter than the call"
+        f"{human_share(starved)} of {amount(sums.timed, 'launch')} found the GPU with nothing to do; on average, a "
+        f"call takes {call} and its work on the GPU {work}; in {human_share(short)} of launches, the work is shorter"
     )
     if starved < BOUND:
         yield f"not launch-bound: {told}"
@@ -226,15 +234,16 @@ def _describe(found: ProcessLaunches) -> Iterator[str]:
 
 
 def _share_of_calls(found: ProcessLaunches) -> float:
-    """Return the percentage of the time that launch calls take: in the repeated unit if there is one."""
+    """Return the percentage of the time spent in launch calls: the time of the repeated unit, or if there's none, of
+    the process.
+    """
     sums, time = (found.unit.sums, found.unit.times * found.unit.took) if found.unit else (found.sums, found.span)
     return 100 * sums.calls / (time or 1)
 
 
 def _saves(found: ProcessLaunches) -> tuple[float, float] | None:
-    """Return the maximum savings in % from a graph of the unit, and from fusing its short kernels as well.
-
-    None for a unit of one launch, since a graph would need a launch, too.
+    """Return by what percentage a graph of the unit could make it shorter at most, and the same for a graph plus fusion
+    of its short kernels. Return None if the unit has only one launch, because a graph needs a launch, too.
     """
     unit = found.unit
     if not unit or unit.length < 2 or not unit.sums.timed or not unit.took:
@@ -244,7 +253,7 @@ def _saves(found: ProcessLaunches) -> tuple[float, float] | None:
 
 
 def _unit_row(who: tuple[Any, ...], found: ProcessLaunches) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns UNITS of a process that repeats itself."""
+    """Yield a row of UNITS for a process that repeats a unit."""
     if not found.unit:
         return
     unit, saves = found.unit, _saves(found) or (None, None)
@@ -255,7 +264,7 @@ def _unit_row(who: tuple[Any, ...], found: ProcessLaunches) -> Iterator[tuple[An
 
 
 def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
-    """Say how much of a unit a graph or fusion could save."""
+    """Return a sentence about how much time of a unit a graph or fusion could save."""
     if not found.unit or not (saves := _saves(found)):
         return
     took, length = human_time(found.unit.took), amount(found.unit.length, "launch")
@@ -278,7 +287,7 @@ def _describe_unit(found: ProcessLaunches) -> Iterator[str]:
 
 
 def _describe_queue(found: ProcessLaunches) -> Iterator[str]:
-    """Say how long the launches of the unit are queued."""
+    """Return a sentence about how long the launches of the unit are queued."""
     if found.unit and found.unit.sums.timed:
         sums = found.unit.sums
         delay, queue = human_time(sums.delay / sums.timed), f"{sums.ahead / sums.timed:.3g}"
@@ -286,7 +295,7 @@ def _describe_queue(found: ProcessLaunches) -> Iterator[str]:
 
 
 def _iter_ranges(found: list[ProcessLaunches]) -> list[tuple[Any, ...]]:
-    """Return the columns RANGE_SUMS of all processes, most launches first."""
+    """Return rows of RANGE_SUMS for all processes, most launches first."""
     from gpt.analyze.lib.launch_times import Sums
 
     ranges: dict[str | None, Sums] = {}

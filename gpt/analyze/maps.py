@@ -1,7 +1,7 @@
-"""gpt-analyze maps: the records of any probe, field by field: their number, range and distribution.
+"""gpt-analyze maps: the records of any probe, field by field: how many there are, their range and their distribution.
 
-It doesn't know what the fields mean, so it shows them all in the same way. A total has one record per unit, so the
-individual values in it are lost. A table has a row per key.
+It doesn't know what the fields mean, so all of them are shown in the same way. A total has one record per unit, so it
+doesn't have the individual values that were added up. A table has a row for each key.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ POWERS = (
     Column("records", "u64", title="values"),
 )
 TOP = 60  # rows that a table shows
-BINS, DRAWN, PANELS = 20, 5, 8  # bins per histogram, kernels in it, fields that get one
+BINS, DRAWN, PANELS = 20, 5, 8  # bins per histogram; kernels in it; number of fields that get one
 RESERVED = ("bins", "unprobed")  # names of other answers
-STAMP = 1 << 32  # numbers at least this large are clocks or addresses, whose sum means nothing
+STAMP = 1 << 32  # numbers from here on are clocks or addresses, whose sum means nothing
 
 Map = Annotated[str | None, Option("--map", metavar="GLOB", help="Only these maps, or fields as MAP.FIELD.")]
 
@@ -67,7 +67,7 @@ class _Field(NamedTuple):
     total: bool
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns NUMBERS."""
+        """Return values for the columns NUMBERS."""
         values = self.values
         median, p95 = values.percentile(0.5), values.percentile(0.95)
         if values.least is None:
@@ -77,7 +77,7 @@ class _Field(NamedTuple):
 
 
 class Fields(MapAnalysis):
-    """The fields of all maps, or of the maps that match `map_`."""
+    """An analysis of the fields of all maps, or of maps whose names match `map_`."""
 
     summed = "all but median and p95"
 
@@ -92,7 +92,7 @@ class Fields(MapAnalysis):
         self._rows: dict[tuple[str, str, TableLayout], tuple[Counts, Rows]] = {}  # rows of tables
 
     def wants(self, layout: MapLayout) -> bool:
-        """Return True if the map or one of its fields is named."""
+        """Return True if the glob matches the map or one of its fields."""
         return any(self._is_named(layout.name, field) for field in layout.types)
 
     def _is_named(self, name: str, field: str) -> bool:
@@ -102,7 +102,7 @@ class Fields(MapAnalysis):
         """Accept any map."""
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the message that there was no probe, or that no map has the given name."""
+        """Return a message that there was no probe, or that no map has the given name, or None."""
         if self._read or self._known or self._glob is None:
             self.name = "any"
             told = super().find_lack(kinds)
@@ -110,7 +110,7 @@ class Fields(MapAnalysis):
         return f"no map of the trace is named '{self._glob}': without --map all are shown"
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Add a launch's map."""
+        """Add the data that a launch saved."""
         import numpy as np
 
         from gpt.analyze.lib.values import Distribution
@@ -218,7 +218,7 @@ class Fields(MapAnalysis):
         return make_answer(f"map {name}" if name in RESERVED else name, columns, rows, verdict, top=TOP)
 
     def _make_histogram(self, name: str) -> dict[str, Any]:
-        """Return the nonempty bins of a histogram, added up over each kernel's launches."""
+        """Return the nonempty bins of a histogram, added up over the launches of each kernel."""
         rows = [
             (kernel, low, high, values)
             for (kernel, of), bins in sorted(self._bins.items())
@@ -229,7 +229,7 @@ class Fields(MapAnalysis):
         return make_answer(f"histogram {name}", VALUES, rows, top=TOP, plots=[drawn])
 
     def _make_powers(self, name: str) -> dict[str, Any]:
-        """Return how many values had which number of bits, in launches for which only sums were kept."""
+        """Return how many values had each number of bits, in launches for which only sums were kept."""
         rows = [
             (kernel, field, *edges, count)
             for (kernel, of), fields in self._powers.items()
@@ -240,8 +240,8 @@ class Fields(MapAnalysis):
         return make_answer(f"sizes {name}", POWERS, rows, ["sizes of values in launches without detail"], top=BINS)
 
     def _make_tables(self, name: str) -> Answers:
-        """Yield the rows of a table, most often saved first; tables with the same name but other
-        fields are separate.
+        """Yield the rows of each table, most frequent key first. Tables with the same name but different fields are
+        separate.
         """
         layouts = list(dict.fromkeys(table for _, of, table in self._rows if of == name))
         for number, layout in enumerate(layouts, 1):

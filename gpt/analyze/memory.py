@@ -1,15 +1,15 @@
-"""gpt-analyze memory: a program's memory over time, which code allocated it, and what's left at the end.
+"""gpt-analyze memory: the memory of a program over time, which code allocated it, and what's left at the end.
 
-A piece of memory exists from the return of the call that allocates it to the call that frees it; memory of cuMemCreate
-exists until its handle is released and it's no longer mapped. If an address is allocated again while it's in use, the
-older piece was freed in a way that isn't recorded. When the only context of a process ends, its memory ends with it and
-counts as left, like the memory that exists when the trace ends. That isn't necessarily a leak: drivers free what a
-program leaves, and many programs rely on that.
+A piece of memory exists from the return of the call that allocates it until the call that frees it. Memory from
+cuMemCreate exists until its handle has been released and it's no longer mapped. If an address is allocated again while
+a piece is using it, that piece must have been freed in a way that isn't recorded. When the only context of a process
+ends, its memory ends, too, and counts as left, like the memory that exists at the end of the trace. That isn't
+necessarily a leak: drivers free what a program leaves behind, and many programs rely on that.
 
-Fragmentation: the driver maps memory in pages of 2 MiB. In pages that contain part of a live piece, fragmentation is
-the share of bytes outside any piece. Gaps between the regions from which the driver takes addresses cost nothing, so
-they don't count. Only memory with addresses in the device's pages can be fragmented, which excludes memory of
-cuMemCreate, whose pieces are whole pages, and host memory. Arrays aren't counted, because their sizes aren't recorded.
+Fragmentation: the driver maps memory in pages of 2 MiB. Consider all pages that contain a part of a live piece:
+fragmentation is the share of their bytes that aren't in any piece. Gaps between such pages cost nothing and don't
+count. Only memory that's allocated inside the device's pages can be fragmented. That excludes memory from cuMemCreate,
+whose pieces are whole pages, and host memory. Arrays aren't included, because their sizes aren't recorded.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ SPANS = (
     Column("peak", "u64", "bytes"),
     Column("live", "u64", "bytes", "at the part's end"),
 )
-SEEN = 1.01  # least ratio of pages to the memory in them that gets its own line
+SEEN = 1.01  # if pages are at most this much larger than the memory in them, they don't get a line of their own
 TOP, TOP_LEFT, LISTED, POINTS, PARTS = 30, 10, 1000, 2000, 10
 GPU, HOST = "GPU memory", "host memory"
 INTERPRETER = re.compile(r"(lib)?python\d")
@@ -109,7 +109,7 @@ NONE = "no call allocates memory: 'gpt-hook run' records them, unless --calls le
 
 
 def memory(trace: TraceModel) -> Answers:
-    """Yield the allocations of each process, who asked for them, and the memory over time of the process with the
+    """Yield the allocations of each process, which code made them, and the memory over time of the process with the
     highest peak.
     """
     from gpt.analyze.lib.allocations import make_pieces
@@ -127,13 +127,13 @@ def memory(trace: TraceModel) -> Answers:
         yield _make_sites(found, names)
         yield from _iter_lines(found)
     yield from _iter_modules(found, trace)
-    if not _is_simulated(found[0]):  # its memory is the host's, not in such pages
+    if not _is_simulated(found[0]):  # the simulated device's memory is the host's, without such pages
         yield from _iter_fragments(found[0])
     yield from _iter_left(found, names)
 
 
 def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns MEMORY: the sums of GPU and host memory, each followed by its kinds."""
+    """Yield rows of MEMORY: the sums of GPU memory and of host memory, each followed by the kinds of memory in it."""
     import numpy as np
 
     for where, mask in ((GPU, pieces.on_gpu), (HOST, ~pieces.on_gpu)):
@@ -147,7 +147,9 @@ def _rows(pieces: Pieces, who: Who) -> Iterator[tuple[Any, ...]]:
 
 
 def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tuple[Any, ...]:
-    """Return the columns SUMS for the pieces in `mask`. If `failed` is None, the column of failures is left out."""
+    """Return values for the columns SUMS, for the pieces in `mask`. With `failed` None, the number of failures is left
+    out.
+    """
     left = mask & pieces.left
     sizes = pieces.sizes
     counts = int(mask.sum()), int((mask & ~pieces.left).sum()), *(() if failed is None else (failed,))
@@ -156,12 +158,12 @@ def _sums(pieces: Pieces, mask: npt.NDArray[np.bool_], failed: int | None) -> tu
 
 
 def _add(sizes: npt.NDArray[np.uint64]) -> float:
-    """Add up sizes as a float: the sum of malformed rows may not fit."""
+    """Add up sizes as floats, because the sums of malformed rows may not fit an integer."""
     return float(sizes.sum(dtype=float))
 
 
 def _describe_growth(found: list[Pieces], trace: TraceModel) -> Iterator[str]:
-    """Say that memory grows steadily, if it does."""
+    """Return a sentence if memory grows steadily."""
     from gpt.analyze.lib.growth import find_growth
     from gpt.screen.units import human, human_time
 
@@ -209,7 +211,7 @@ def _verdict(found: list[Pieces]) -> Iterator[str]:
 
 
 def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
-    """Say how much of the memory at the peak belonged to PyTorch's allocator."""
+    """Return a sentence about how much of the memory at the peak belonged to PyTorch's allocator."""
     import numpy as np
 
     from gpt.screen.units import human
@@ -224,18 +226,20 @@ def _compare_pytorch(pieces: Pieces) -> Iterator[str]:
         yield f"at the peak, PyTorch's allocator held {human(mine)}; {human(rest)} more was allocated outside of it"
 
 
-# Where it was asked for
+# Which code allocated it
 
 
 class _Names:
-    """Libraries and functions on stacks, each looked up once."""
+    """The libraries and functions on stacks. Each stack is looked up once."""
 
     def __init__(self, process: Process) -> None:
         self._sites = process.sites
         self._known: dict[tuple[int, int], tuple[str, str | None]] = {}
 
     def find(self, stack: int, python: int = 0) -> tuple[str, str | None]:
-        """Return the library and the function that asked; if that's Python itself, the file and line that it ran."""
+        """Return the library and the function that allocated memory. If that's the Python interpreter, return the file
+        and line that it was executing instead.
+        """
         if (stack, python) not in self._known:
             self._known[stack, python] = self._look_up(stack, python)
         return self._known[stack, python]
@@ -250,12 +254,12 @@ class _Names:
         return file or UNKNOWN, frame.function if frame else None
 
     def library(self, stack: int) -> str:
-        """Return the library that asked."""
+        """Return the library that allocated memory."""
         return self.find(stack)[0]
 
 
 def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
-    """Return libraries, most bytes at the peak first, and their functions."""
+    """Return libraries, most bytes at the peak first, each followed by its functions."""
     import numpy as np
 
     sums: dict[tuple[str, str | None], Any] = defaultdict(lambda: np.zeros(len(SITES_OF) - 3))
@@ -279,7 +283,9 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
 
 
 def _iter_lines(found: list[Pieces]) -> Answers:
-    """Yield the lines of Python that asked, most bytes at the peak first; nothing if none is known."""
+    """Yield the lines of Python code that allocated memory, most bytes at the peak first. Yield nothing if none is
+    known.
+    """
     import numpy as np
 
     sums: dict[tuple[str, str, str], Any] = defaultdict(float)
@@ -296,7 +302,9 @@ def _iter_lines(found: list[Pieces]) -> Answers:
 
 
 def _iter_modules(found: list[Pieces], trace: TraceModel) -> Answers:
-    """Yield who asked by module of a model or NVTX range, most bytes at the peak first; nothing without ranges."""
+    """Yield the modules of a model, or NVTX ranges, in which memory was allocated, most bytes at the peak first. Yield
+    nothing if there are no ranges.
+    """
     import numpy as np
 
     from gpt.trace.modules import find_modules
@@ -317,7 +325,7 @@ def _iter_modules(found: list[Pieces], trace: TraceModel) -> Answers:
 
 
 def _site(library: str, function: str | None) -> str | None:
-    """Return a name for a function of a library, or None for a library, which is the sum of its functions."""
+    """Return a name for a function of a library. For a row that sums up a whole library, return None."""
     return library if function == UNKNOWN else function and f"{library} {_readable(function)}"
 
 
@@ -351,7 +359,7 @@ def _readable(function: str | None) -> str:
 
 
 def _iter_fragments(pieces: Pieces) -> Answers:
-    """Yield the fragmentation at the peak, at the end, and when the most bytes in pages were unused."""
+    """Yield the fragmentation at the peak, at the end, and when most bytes in pages were unused."""
     import numpy as np
 
     from gpt.analyze.lib.allocations import PAGE
@@ -359,7 +367,7 @@ def _iter_fragments(pieces: Pieces) -> Answers:
     moments, live, held = pieces.pages()
     if not len(moments):
         return
-    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages, nothing is lost
+    share = np.where(held > 0, 1 - live / np.maximum(held, 1), 0)  # without pages, there's no fragmentation
     wasted = int(np.argmax(held - live))
     rows = []
     places = ("most pages", int(np.argmax(held))), ("most unused", wasted), ("last change", len(moments) - 1)
@@ -377,8 +385,9 @@ def _iter_fragments(pieces: Pieces) -> Answers:
 
 
 def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
-    """Divide the time from a process's start to its last call into PARTS of equal length, and return what happened to
-    GPU memory in each."""
+    """Divide the time from the start of a process to its last call into PARTS of equal length, and return what happened
+    to GPU memory in each of them.
+    """
     import numpy as np
 
     from gpt.analyze.lib.allocations import NEVER
@@ -395,7 +404,7 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
         for low, high in pairwise(edges):
             new, gone = (begins >= low) & (begins < high), (ends >= low) & (ends < high)
             before, after = np.searchsorted(moments, (low, high))
-            there = values[max(0, before - 1) : after]  # starts with the memory that's already allocated
+            there = values[max(0, before - 1) : after]  # the first is what's already allocated
             most, live = float(there.max(initial=0)), float(there[-1]) if after else 0
             off = unrecorded.within_one(int(low), int(high)) or None
             rows.append((max(0, int(low)), off, int(new.sum()), _add(sizes[new]), int(gone.sum()), most, live))
@@ -411,7 +420,7 @@ def _make_spans(pieces: Pieces, trace: TraceModel) -> Record:
 
 
 def _make_live(pieces: Pieces, processes: int) -> Record:
-    """Return live bytes over time: at most POINTS, the peaks of groups of neighbors."""
+    """Return the live bytes at up to POINTS times: neighboring values are merged into their maximum."""
     import numpy as np
 
     from gpt.screen.units import amount
@@ -432,10 +441,10 @@ def _make_live(pieces: Pieces, processes: int) -> Record:
         all_ = amount(len(time), "moment")
         verdict.append(f"{len(chosen):,} of {all_}: the highest and the last of each group of neighbors")
     title = f"memory of process {pieces.process.pid}"
-    differ = bool((columns[1] > SEEN * columns[0]).any())  # otherwise one line would hide the other
-    y = ["held", "gpu"] if differ and not _is_simulated(pieces) else ["gpu"]  # the last one is drawn in front
+    differ = bool((columns[1] > SEEN * columns[0]).any())  # otherwise the lines would coincide
+    y = ["held", "gpu"] if differ and not _is_simulated(pieces) else ["gpu"]  # the last one is drawn on top
     drawn = [plot("levels", "time", *y, title=title)] if columns[0].any() else []
-    if columns[2].any():  # on a separate axis, as it's much less, or much more
+    if columns[2].any():  # on an axis of its own, since it's much smaller or much larger
         drawn.append(plot("levels", "time", "host", title=f"pinned host {title}"))
     values = [np.maximum(time, 0)[chosen], *(column[chosen] for column in columns)]
     return make_array_answer("live", LIVE, values, verdict, top=0, plots=drawn)
@@ -454,7 +463,7 @@ def _at(line: tuple[Whole, Any], times: Whole) -> Any:
 
 
 def _choose(values: Any) -> Any:
-    """Return the indexes of at most POINTS values: the highest and the last of each group."""
+    """Divide the values into POINTS groups, and return the indexes of the highest and the last one in each."""
     import numpy as np
 
     if len(values) <= POINTS:

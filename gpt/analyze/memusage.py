@@ -1,4 +1,4 @@
-"""gpt-analyze memusage: the memory that probes' buffers would need, and the program's own peak."""
+"""gpt-analyze memusage: how much memory the buffers of probes would need, and the peak of the program's own memory."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ PROCESSES = (
     Column("most", "u64", "bytes", "for probes"),
 )
 TOP = 30  # rows that tables show
-# Functions that handle device memory; others of this type handle host memory, addresses and handles.
+# Functions that handle device memory. The other functions of this type handle host memory, addresses and handles.
 ALLOCATE = frozenset(
     ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemAllocPitch", "cuMemCreate")
 )
 FREE = frozenset(("cuMemFree", "cuMemFreeAsync", "cuMemRelease"))
 BY_HANDLE = frozenset(("cuMemCreate", "cuMemRelease"))
-WINDOW = 1 << 16  # allocations and frees converted at once
+WINDOW = 1 << 16  # allocations and frees to convert at once
 NOT_COUNTED = "peak: without arrays, and without what the driver itself needs"
 
 
 class MemoryPeak(NamedTuple):
-    """A process's device memory in bytes: its peak, and how much is left at its end."""
+    """The device memory of a process, in bytes: its peak, and what's left at its end."""
 
     allocations: int
     peak: int
@@ -53,12 +53,12 @@ class MemoryPeak(NamedTuple):
 
 
 class _Use:
-    """A process's allocations, and what its probes need."""
+    """The allocations of a process, and the memory that its probes need."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self._changes: list[npt.NDArray[np.uint64]] = []  # rows of time, api, address and size
-        self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # by function
+        self._needs: dict[int, Counter[str]] = defaultdict(Counter)  # bytes that probes need, by function
 
     def take(self) -> None:
         """Add the records that the process has collected."""
@@ -83,12 +83,12 @@ class _Use:
                         self._changes.append(np.stack([times, apis, found["to"], found["bytes"]], axis=1))
 
     def kernels(self) -> dict[str, Counter[str]]:
-        """Return what each kernel's launches need so far."""
+        """Return how much memory the launches of each kernel have needed so far."""
         names = self.process.kernels()
         return {names.get(function, f"#{function}"): needs for function, needs in self._needs.items()}
 
     def _iter_changes(self) -> Iterator[list[int]]:
-        """Yield allocations when they return and frees when they're called, in time order."""
+        """Yield allocations and frees in time order. An allocation counts when it returns, a free when it's called."""
         import numpy as np
 
         changes = np.concatenate([np.zeros((0, 4), np.uint64), *self._changes])
@@ -97,7 +97,9 @@ class _Use:
             yield from changes[at : at + WINDOW].tolist()
 
     def memory(self) -> MemoryPeak:
-        """Return the memory so far. If an address is allocated twice, an unknown function freed it in between."""
+        """Return the peak so far. If an address is allocated twice, a function that we don't know must have freed it in
+        between.
+        """
         live: dict[tuple[bool, int], int] = {}
         allocations = now = peak = 0
         for _, api, where, size in self._iter_changes():
@@ -114,13 +116,13 @@ class _Use:
         return MemoryPeak(allocations, peak, now)
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns PROCESSES after WHO."""
+        """Return values for the columns PROCESSES, after WHO."""
         most = max((needs["most"] for needs in self._needs.values()), default=0)
         return *self.memory(), most
 
 
 class MemUsage:
-    """The needs of kernels, and the memory of processes."""
+    """An analysis of the memory that the probes of each kernel need, and of each process's own memory."""
 
     streams = True
 
@@ -130,8 +132,8 @@ class MemUsage:
 
         self.kinds = COVERED | {"memusage", "function", "api", "calls", "call", "clock"}
         self._coverage = Coverage()  # launches in processes that have ended
-        self._done: dict[str, Counter[str]] = {}  # needs of processes that have ended, by kernel
-        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # the same processes
+        self._done: dict[str, Counter[str]] = {}  # by kernel, for processes that have ended
+        self._rows: list[tuple[Header, tuple[Any, ...]]] = []  # processes that have ended
         self._open: dict[Process, _Use] = {}
 
     def take(self, process: Process) -> None:
@@ -141,7 +143,7 @@ class MemUsage:
         self._open[process].take()
 
     def end(self, process: Process) -> None:
-        """Add the needs of a process that has ended."""
+        """Add a process that has ended."""
         from gpt.analyze.lib.coverage import make_coverage
 
         use = self._open.pop(process)
@@ -156,13 +158,13 @@ class MemUsage:
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the message for traces without anything to add up."""
+        """Return a message if the traces have nothing to add up, or None."""
         if "memusage" in kinds:
             return None
         return "no buffer sizes in the trace: 'gpt-hook run -p PROBE --memusage' adds them up"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield kernels, sorted by the launch that needs the most memory, and processes."""
+        """Yield the kernels, those with the most demanding launch first, and the processes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         kernels: dict[str, Counter[str]] = {}

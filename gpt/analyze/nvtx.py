@@ -1,11 +1,11 @@
-"""gpt-analyze nvtx: sums of the calls and GPU work within the ranges that a program marks with NVTX.
+"""gpt-analyze nvtx: sums of the calls and the GPU work in the ranges that a program marks with NVTX.
 
-A call is within a pushed range if it began on the range's thread while the range was open. It's within a started range,
-which belongs to no thread, if any thread of the process made it while the range was open. Its GPU work is counted with
-the call, no matter when it ran. If ranges of the same name are nested or overlap, each call counts once; the times of
-ranges are simply added.
+A call is within a range that was pushed if it began in the same thread while the range was open. A range that was
+started belongs to no thread: any call of the process is within it that began while the range was open. GPU work is
+counted with the call that launched it, no matter when it ran. If ranges of the same name are nested or overlap, each
+call counts once; the durations of ranges are simply added.
 
-Names of a domain that differ only in numbers, such as `step 0` and `step 1`, are one name: `step N`.
+If names in a domain differ only in numbers, such as `step 0` and `step 1`, they count as one name, `step N`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
 
 
 class _Key(NamedTuple):
-    """The key by which ranges are added up."""
+    """The key for which ranges are added up."""
 
     name: str
     type: str
@@ -97,7 +97,7 @@ def nvtx(trace: TraceModel) -> Answers:
 
 
 def _find_repeated(trace: TraceModel) -> set[Text]:
-    """Return the domains and names, with N for numbers, that several names share."""
+    """Return the names, with their domains and with N in place of numbers, that stand for several names."""
     from gpt.analyze.lib.attribution import fold
 
     texts = {text for number in range(len(trace.processes)) for text in trace.ranges(number).texts}
@@ -106,7 +106,7 @@ def _find_repeated(trace: TraceModel) -> set[Text]:
 
 
 class _Totals:
-    """The sums of the ranges of all processes. `repeated` has the names that stand for several."""
+    """The sums of all ranges of all processes. `repeated` has the names that stand for several."""
 
     def __init__(self, timed: bool, repeated: set[Text]) -> None:
         from gpt.analyze.lib.numbers import Numbers
@@ -117,7 +117,7 @@ class _Totals:
         self._open: Counter[_Key] = Counter()
         self._paths: dict[tuple[str, ...], list[float]] = {}
         self._longest: list[tuple[Any, ...]] = []
-        self._least = -1  # a range of at most this many ns isn't among the longest
+        self._least = -1  # ranges of at most this many ns aren't among the longest
         self._marks: dict[tuple[str, str | None], tuple[int, int, int]] = {}
         self._launches = self._within = 0.0
         self._headers: list[Header] = []
@@ -150,7 +150,7 @@ class _Totals:
         self._launches += inside.launches
 
     def _fold(self, texts: list[Text]) -> tuple[list[Text], npt.NDArray[np.uint32]]:
-        """Return the names under which ranges are added up, and the index of each name's one."""
+        """Return the names under which ranges are added up, and for each original name, the index of its new one."""
         import numpy as np
 
         from gpt.analyze.lib.attribution import fold
@@ -231,7 +231,7 @@ class _Totals:
         return make_answer("ranges", NAMES, rows, verdict, top=TOP, plots=[drawn])
 
     def _make_nested(self) -> Record:
-        """Return the tree: each range after its parent, longest time first."""
+        """Return the tree of ranges: each one is followed by those inside it, longest time first."""
         order: dict[tuple[str, ...], tuple[Any, ...]] = {}
         for path in sorted(self._paths, key=len):
             order[path] = (*order.get(path[:-1], ()), -self._paths[path][1], path[-1])

@@ -31,14 +31,14 @@ TOP = 30  # rows that tables show
 
 
 class Costs:
-    """The times of a kernel's launches in ns, and the registers of its code."""
+    """The times of a kernel's launches in ns, and the number of registers of its code."""
 
     def __init__(self) -> None:
         self.samples = Samples()
         self.registers: tuple[int | None, int | None] = None, None  # without probes, and with
 
     def add(self, times: dict[str, Any], on_gpu: float | None) -> None:
-        """Add a launch; `on_gpu` is its time from --gpu-time."""
+        """Add a launch. `on_gpu` is its GPU time, if --gpu-time recorded it."""
         self.samples.add(prologue=times["prologue"], epilogue=times["epilogue"])
         kernel = times.get("kernel", on_gpu)
         if kernel is not None:
@@ -53,18 +53,18 @@ class Costs:
 
     @property
     def slowdown(self) -> float | None:
-        """Return how many times as long the kernel takes with probes."""
+        """Return how many times longer the kernel takes with probes."""
         return divide(self.samples.median("with_probes"), self.samples.median("original"))
 
     @property
     def lost(self) -> float:
-        """Return the ns that probes cost in all launches that were also timed without them."""
+        """Return the ns that probes added to all launches that were also timed without them."""
         more = (self.samples.median("with_probes") or 0.0) - (self.samples.median("original") or 0.0)
         return more * self.samples.count("original")
 
     @property
     def added(self) -> int | None:
-        """Return the number of registers that the probes need."""
+        """Return how many registers the probes need, or None."""
         before, after = self.registers
         return after - before if before is not None and after is not None else None
 
@@ -77,10 +77,10 @@ class Costs:
 
 
 class Overhead(TimedFold[str, Costs]):
-    """The costs of all kernels that were read, by name."""
+    """An analysis of what probes cost, by kernel."""
 
     def new(self) -> Costs:
-        """Return the costs of no launches."""
+        """Return the costs of an empty group."""
         return Costs()
 
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[str, Costs]:
@@ -105,7 +105,7 @@ class Overhead(TimedFold[str, Costs]):
 
 
 def _means(costs: dict[str, Costs]) -> Iterator[str]:
-    """Yield the means over kernels, each of which counts once."""
+    """Yield the means over kernels. Each kernel counts once."""
     slowdowns = [cost.slowdown for cost in costs.values() if cost.slowdown is not None]
     added = [cost.added for cost in costs.values() if cost.added is not None]
     if slowdowns:

@@ -1,5 +1,5 @@
-"""gpt-analyze program_progress: how far warps are in their program, measured by the branches that
-they reach over time.
+"""gpt-analyze program_progress: how far warps are in their program, measured by the branches that they execute over
+time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMED = 60  # width of a name in a sentence
 
 
 class ProgramProgress(ProgressFold):
-    """Steps: branches that a warp reaches."""
+    """An analysis of steps, which are the branches that a warp executes."""
 
     name = "program_progress"
     fields = ("clock", "time", "steps", "sm")
@@ -25,7 +25,9 @@ class ProgramProgress(ProgressFold):
     per = 1000
 
     def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
-        """Return the steps of all kernels, and the rate of the first, which shows whether its warps slow down."""
+        """Return the number of steps in all kernels, and the rate of the first kernel, which shows whether its warps
+        slow down.
+        """
         steps, warps = (sum(getattr(kernel, name) for _, kernel in ordered) for name in ("done", "warps"))
         name, first = ordered[0]
         name = shorten(printable(brief_name(name)), NAMED, middle=False)

@@ -1,11 +1,11 @@
 """gpt-analyze roofline: compare the operations and bytes of kernels with the limits of the device.
 
-Bytes are counted where instructions ask for them (gmem_bytes), even if caches serve them; operations are counted only
-in tensor cores (tensorop_count). A kernel's *intensity* is operations divided by bytes. A kernel is limited by the
-device's memory if its intensity is below the device's, and by computing if it's above: this is the roof. A kernel far
-below both limits is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
+Bytes are counted as instructions ask for them (gmem_bytes), even if caches serve them. Operations are counted only in
+tensor cores (tensorop_count). The *intensity* of a kernel is operations divided by bytes. Below the intensity of the
+device, its memory is what limits a kernel; above, its arithmetic. These two limits form the roof. A kernel far below
+the roof is bound by *latency* instead: of instructions, of memory, or because it has too few blocks.
 
-Bytes, operations and times may come from different runs: each is a mean over the launches that have it.
+Bytes, operations and times may come from different runs: each is a mean over the launches for which it's known.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ MAPS = {
     "tensorop_count": ("flops",),
     "block_sched": ("start", "end", "stop|elapsed", "sm"),
 }
-TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, best first
+TIMES = ("benchmark", "gpu-time", "probed", "block_sched")  # sources of times, the best one first
 MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
-COUNTS = {"gmem_bytes": "bytes", "tensorop_count": "flops"}  # maps with amounts, and what they are
+COUNTS = {"gmem_bytes": "bytes", "tensorop_count": "flops"}  # maps with amounts, and what they count
 NO_DEVICE = "unknown device"
-TOP, SOURCES = 30, 3  # rows that tables show, and devices whose peaks are explained
+TOP, SOURCES = 30, 3  # rows that tables show; devices whose peaks are explained
 CACHED = "more than 100 % of the memory: bytes that caches serve count too"
 
 Flops = Annotated[float | None, Option("--peak-flops", metavar="NUMBER", help="FLOPs a second of the device.")]
@@ -78,7 +78,7 @@ Key = tuple[str, str]  # kernel and device
 
 
 class _Sums:
-    """The sums of a kernel on a device: for each quantity, the amount and the number of launches for which it's
+    """The sums of a kernel on a device: for each quantity, the total and the number of launches for which it's
     known.
     """
 
@@ -92,16 +92,16 @@ class _Sums:
         self.counts[what] += count
 
     def mean(self, what: str) -> float | None:
-        """Return the mean over launches, or None if no launch has it."""
+        """Return the mean of a quantity over launches, or None if it isn't known for any."""
         return self.sums[what] / self.counts[what] if self.counts[what] else None
 
     def time(self) -> tuple[str | None, float | None]:
-        """Return the source of the best time, and its ns."""
+        """Return the source of the best time that's known, and its ns."""
         return next(((what, self.mean(what)) for what in TIMES if self.sums[what] > 0), (None, None))
 
 
 class Roofline(MapAnalysis):
-    """The sums of kernels, by device."""
+    """An analysis of kernels, by device."""
 
     name = "gmem_bytes"
     summed = "bytes and FLOPs"
@@ -122,7 +122,7 @@ class Roofline(MapAnalysis):
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
-        """Return all maps that it can use."""
+        """Return the fields of the maps that it can use."""
         return MAPS
 
     def take(self, process: Process) -> None:
@@ -146,7 +146,7 @@ class Roofline(MapAnalysis):
             self._find(process, buffer).add("block_sched", float(schedule.ended.max()))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch for which only sums were kept. Sums of block_sched don't tell how long it took."""
+        """Add a launch for which only sums were kept. The sums of block_sched don't show how long it took."""
         if buffer.map.name in COUNTS:
             self._add(process, buffer, {name: int(field.total) for name, field in sums.fields.items()})
 
@@ -159,10 +159,10 @@ class Roofline(MapAnalysis):
             sums.add("flops", found["flops"])
         else:
             parts = {name: found.get(name, 0) for name in MAPS["gmem_bytes"]}
-            bulk = max(parts["bulk"], parts["expected"])  # `expected` has bulk copies by tensor map, but no stores
+            bulk = max(parts["bulk"], parts["expected"])  # `expected` includes bulk copies by tensor map, but no stores
             sums.add("bytes", sum(parts[name] for name in MOVED) + bulk)
         for name, what in COUNTS.items():
-            if name in unsaved:  # the kernel has no such operations
+            if name in unsaved:  # then the kernel has no such operations
                 sums.add(what, 0)
 
     def end(self, process: Process) -> None:
@@ -223,7 +223,7 @@ class Roofline(MapAnalysis):
 
 
 class _Times:
-    """The times of a process's kernels, which are known once all its records have arrived."""
+    """The times of a process's kernels. They can be computed once all records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -251,7 +251,7 @@ class _Times:
         self._launches.take()
 
     def _firsts_of(self) -> dict[tuple[int, int, bool], tuple[float, int]]:
-        """Return the ns and number of each kernel's first launches on each device, one per thread."""
+        """Return, for each kernel and device, the number of first launches (one per thread) and their ns."""
         rows = self._firsts.rows
         took = self._process.clock.durations(rows["duration"]).tolist()
         found: dict[tuple[int, int, bool], tuple[float, int]] = {}
@@ -261,7 +261,7 @@ class _Times:
         return found
 
     def sums(self) -> dict[Key, _Sums]:
-        """Return the sums by kernel and device."""
+        """Return sums by kernel and device."""
         found: dict[Key, _Sums] = {}
         names = self._process.kernels()
         without = self._firsts_of()
@@ -297,7 +297,7 @@ def _scale(rate: float | None, unit: float) -> float | None:
 
 
 def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float | None) -> tuple[Any, ...]:
-    """Return the columns KERNELS."""
+    """Return a row of KERNELS."""
     bytes_, flops, (timed, ns) = sums.mean("bytes"), sums.mean("flops"), sums.time()
     intensity = None if flops is None or not bytes_ else flops / bytes_
     rates = [None if what is None or not ns else what / ns * 1e9 for what in (flops, bytes_)]
@@ -318,18 +318,22 @@ def _make_row(key: Key, sums: _Sums, peak_flops: float | None, peak_bytes: float
 
 
 def _find_others(card: Mapping[str, Any]) -> list[float | None]:
-    """Return 10^12 FLOPs in each of PRECISIONS, None if unknown."""
+    """Return the peaks of a device in 10^12 FLOPs per second, for each of PRECISIONS; None stands for an unknown
+    peak.
+    """
     known = find_others(card)
     return [_scale(known.get(name), 1e12) for name in PRECISIONS]
 
 
 def _is_drawn(row: tuple[Any, ...]) -> bool:
-    """Return whether the picture has a point for a kernel: FLOP/s and intensity are known, or only the bytes/s."""
+    """Return whether a kernel can be drawn as a point: either its rate and intensity are known, or only its bytes per
+    second.
+    """
     return bool(row[4] and row[5]) or bool(row[6] and not row[9])
 
 
 def _describe(peaks: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sources of the peaks, one line for each of the first devices."""
+    """Yield a line for each of the first devices that says where its peaks come from."""
     for device, (flops, bytes_) in list(peaks.items())[:SOURCES]:
         yield f"{device}: FLOPs: {flops.source}; memory: {bytes_.source}"
 
@@ -342,7 +346,7 @@ def _entitle(rows: list[tuple[Any, ...]], peaks: Mapping[str, Any]) -> str:
 
 
 def _say(rows: list[tuple[Any, ...]], sums: Mapping[Key, _Sums]) -> Iterator[str]:
-    """Yield the verdict, and the options that would record the missing data."""
+    """Yield the verdict, and the options that would record what's missing."""
     bounds = Counter(row[1] for row in rows if row[1])
     if bounds:
         yield f"kernels bound by memory: {bounds[MEMORY]:,}, by compute: {bounds[COMPUTE]:,}" + (

@@ -37,7 +37,7 @@ BETWEEN = ";"  # frames of a collapsed stack
 
 @dataclass
 class StacksPart:
-    """Sums over the samples of some traces, by stack and by state."""
+    """Sums of the samples in some traces, by stack and by state."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     stacks: dict[int, Counter[tuple[str, ...]]] = field(default_factory=dict)  # by the number of the process
@@ -45,11 +45,11 @@ class StacksPart:
     threads: int = 0
     changed: int = 0
     deepest: int = 0
-    unread: Counter[str] = field(default_factory=Counter)  # processes by interpreter
+    unread: Counter[str] = field(default_factory=Counter)  # number of processes, by interpreter
 
 
 class Stacks(Parts[StacksPart]):
-    """Add up samples by stack."""
+    """An analysis that adds up samples by stack."""
 
     kinds = CALLS | SAMPLES
 
@@ -58,7 +58,7 @@ class Stacks(Parts[StacksPart]):
         self._collapsed = collapsed
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the parts, and where stacks go."""
+        """Return the parts, and where stacks are to be written."""
         return {**super().__getstate__(), "_collapsed": self._collapsed}
 
     def find(self, trace: TraceModel) -> StacksPart:
@@ -90,11 +90,11 @@ class Stacks(Parts[StacksPart]):
         return part
 
     def find_need(self, parts: list[StacksPart]) -> str | None:
-        """Return how to take samples, or None if the traces have some."""
+        """Return how to take samples if the traces have none, or None."""
         return None if any(part.stacks for part in parts) else NO_SAMPLES
 
     def answer_parts(self, parts: list[StacksPart]) -> Answers:
-        """Yield what threads did, the functions that they were in, and the stacks for a picture."""
+        """Yield what threads did, the functions that they were in, and the stacks for a flame graph."""
         from gpt.analyze.lib.host_samples import count_frames
 
         stacks, states = self._name_processes(parts), Counter[str]()
@@ -122,7 +122,9 @@ class Stacks(Parts[StacksPart]):
 
     @staticmethod
     def _name_processes(parts: list[StacksPart]) -> Counter[tuple[str, ...]]:
-        """Return all stacks. If there are several processes, each stack begins with its process."""
+        """Merge the stacks of all parts. If there are several processes, the outermost frame of a stack is its
+        process.
+        """
         who = tell_apart(header for part in parts for header in part.headers)
         several = sum(len(part.stacks) for part in parts) > 1
         found, first = Counter[tuple[str, ...]](), 0
@@ -136,7 +138,7 @@ class Stacks(Parts[StacksPart]):
 
 
 def _describe(parts: list[StacksPart], states: Counter[str], whole: int) -> list[str]:
-    """Say what threads did most, and what samples lack."""
+    """Return sentences about what threads did most of the time, and about what's missing from samples."""
     from gpt.analyze.lib.host_samples import DEEPEST
 
     state, count = states.most_common(1)[0]
@@ -152,7 +154,7 @@ def _describe(parts: list[StacksPart], states: Counter[str], whole: int) -> list
 
 
 def _collapse(stack: tuple[str, ...]) -> str:
-    """Return a stack as a line of other tools: frames from the outermost to the innermost."""
+    """Return a stack in the format of flame graph tools: frames from the outermost to the innermost."""
     return BETWEEN.join(" ".join(frame.replace(BETWEEN, ",").split()) for frame in stack)
 
 

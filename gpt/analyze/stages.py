@@ -1,26 +1,28 @@
 """gpt-analyze stages: where an inference spends its time, from its first call to its last.
 
-The stages follow from the calls of the process that launches most:
+The stages are derived from the calls of the process with the most launches:
 
-- Initialization: from the first call to the first copy of weights to the device, or, without one, the first loading of
-  code.
-- Weight Loading: from there to the end of the copies to the device before the first launch. The last of these copies,
-  with less than 1 % of the bytes together, are the input and don't count. Copies of less than WEIGHTS_LEAST bytes in
-  all can hardly be weights, so they count as input, too.
+- Initialization: from the first call to the first copy of weights to the device or, if there's no such copy, to the
+  first loading of code.
+- Weight Loading: from there to the end of the last copy of weights before the first launch. The last copies before that
+  launch, with less than 1 % of the bytes together, are the input. If all copies together have less than WEIGHTS_LEAST
+  bytes, they can hardly be weights, so they count as input, too.
 - Input Transfer: other copies to the device before the first launch, and those during the inference.
-- Kernel Compile: from the first loading of code after the weights, or the first launch if that comes earlier, until
-  every kernel has been launched once, except kernels that are launched only once, and the program has waited for them
-  (or, if it didn't wait before it launched again, until the last of these launches returned). It's called Warmup if no
-  code is loaded in that time. What a program copies or waits for in this time belongs to this stage.
-- Inference: from there to the last launch, or the end of the wait after it, except time that has a line of its own.
+- Kernel Compile: begins with the first loading of code after the weights, or with the first launch if that comes
+  earlier. It ends when every kernel that's launched more than once has been launched once, and the program has waited
+  for these launches; if it didn't wait before it launched again, it ends when the call of the last one returned. It's
+  called Warmup if no code is loaded in that time. Everything that the program copies or waits for meanwhile belongs to
+  this stage.
+- Inference: from there to the last launch or, if there's a wait after it, to the end of that wait, except time that has
+  a line of its own.
 - Sync, Output Transfer: waits and copies from the device during the inference, and copies after it. A copy may wait for
-  kernels that were launched before it; where GPU times say how long, that counts as waiting.
+  kernels that were launched before it; if GPU times show how long, that counts as waiting.
 - After Inference: from there to the last call, for example what a program does when it exits.
 - Other: the rest, between the stages.
 
-Calls that were only counted have no time, so they're in no stage; a line says how many there are.
+Calls that were only counted have no time, so they aren't in any stage; a line says how many there are.
 
-A program that marks its stages with NVTX knows them better. If names of its outermost ranges contain one of the WORDS,
+A program that marks its stages with NVTX knows them better. If the names of its outermost ranges contain one of WORDS,
 the times of these ranges are shown. Ranges from LIBRARIES don't count: ncclCommInitRankConfig isn't a stage of a
 program.
 """
@@ -57,21 +59,21 @@ COLUMNS = (
     Column("calls", "u64?"),
     Column("launches", "u64?", shown="any"),
     Column("bytes", "u64?", "bytes", "host copies", "any"),
-    Column("segment", "u64?", "ns", "time", "never"),  # times that add up to the total
+    Column("segment", "u64?", "ns", "time", "never"),  # these times add up to the total
 )
-TIME, IN_CALLS, CALLS_OF = 1, 4, 5  # indexes in a row
+TIME, IN_CALLS, CALLS_OF = 1, 4, 5  # indexes of columns
 INIT, WEIGHTS, INPUT, COMPILE, WARMUP, INFERENCE, SYNC, OUTPUT, AFTER, OTHER = NAMES = (
     "Initialization", "Weight Loading", "Input Transfer", "Kernel Compile", "Warmup", "Inference", "Sync",
     "Output Transfer", "After Inference", "Other",
 )  # fmt: skip
 ROUND, TOTAL = "Per round", "Total"
-PROCESSES = (  # the time in each stage, if several processes launched
+PROCESSES = (  # the time in each stage, if several processes launched something
     *PROGRAM,
     *WHO,
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name) for name in (TOTAL, INFERENCE, ROUND)),
     *(Column(name.lower().replace(" ", "_"), "u64?", "ns", name, "any") for name in NAMES if name != INFERENCE),
 )
-WORDS = (  # lower-case words to look for in names of NVTX ranges; the first match counts
+WORDS = (  # words to look for in the names of NVTX ranges, in lower case; the first match counts
     ("warm", WARMUP), ("compil", COMPILE), ("capture", COMPILE), ("sync", SYNC), ("output", OUTPUT), ("input", INPUT),
     ("weight", WEIGHTS), ("load", WEIGHTS), ("init", INIT), ("setup", INIT), ("infer", INFERENCE),
     ("generat", INFERENCE), ("decode", INFERENCE), ("prefill", INFERENCE), ("forward", INFERENCE),
@@ -85,12 +87,12 @@ NO_WAIT, FEW_WAITS = f"no wait between them, {WHOLE}", f"few waits between them,
 MEDIAN = "per round: the median from its first launch to the one after its last, waits included"
 AT_LEAST = "; {} of them {} waited for, so they may take longer on the GPU"
 LAST = "; the last round ends with the wait for it"
-# Rounds are launched ahead if they take less than this share of the inference, and the program waits for fewer than
-# this share.
+# Rounds are launched ahead of the GPU if they take less than this share of the inference, and if the program waits for
+# fewer than this share of them.
 AHEAD = 0.5
 WEIGHTS_LEAST = 64 << 10  # bytes
-LITTLE = 0.01  # share of the bytes before the first launch that is the input; of the time that isn't worth a remark
-COPIES = 0.05  # minimum share of the time for copies to be worth a remark
+LITTLE = 0.01  # share of bytes that counts as input; share of time that isn't worth a sentence
+COPIES = 0.05  # minimum share of the time for copies to be worth a sentence
 COPIES_WAIT = "copies include waiting for kernels: 'gpt-hook run --gpu-time' records how long each took"
 BETWEEN = "Other: the time between the stages, {} of it in no CUDA call"
 UNTIMED = "counted but not timed, and in no stage"
@@ -103,7 +105,7 @@ NO_LAUNCH = (
 
 
 class RangeTimes(NamedTuple):
-    """The times of ranges: when the first began, when the last ended, and their total ns."""
+    """The times of ranges: when the first one began, when the last one ended, and their sum in ns."""
 
     first: int
     last: int
@@ -111,7 +113,7 @@ class RangeTimes(NamedTuple):
 
 
 def stages(trace: TraceModel) -> Answers:
-    """Yield the table of the process that launches most, and the times of all processes if there are several."""
+    """Yield the table of the process with the most launches, and the times of all processes if there are several."""
     who = tell_apart(process.header for process in trace.processes)
     found = sorted(
         ((process.header, one, *made) for number, (process, one) in enumerate(zip(trace.processes, who, strict=True))
@@ -132,20 +134,20 @@ def stages(trace: TraceModel) -> Answers:
 
 
 def _times(rows: list[tuple[Any, ...]]) -> list[int | None]:
-    """Return the columns PROCESSES from `total` on."""
+    """Return values for the columns PROCESSES, from `total` on."""
     times = {row[0]: row[TIME] for row in rows}
     return [times.get(name) for name in (TOTAL, INFERENCE, ROUND, *(name for name in NAMES if name != INFERENCE))]
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Return a message about what's missing in a trace without launches, or None."""
+    """Return a message about what's missing if the trace has no launches, or None."""
     from gpt.analyze.lib.sequence import launches_any
 
     return None if any(launches_any(trace, number) for number in range(len(trace.processes))) else NO_LAUNCH
 
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
-    """Return a process's number of launches, its table, and its verdict, or None if it launched nothing."""
+    """Return the number of launches, the table and the verdict for a process, or None if it launched nothing."""
     from gpt.analyze.lib.rounds import INTERLEAVED
     from gpt.analyze.lib.short_calls import Tapes
 
@@ -191,7 +193,9 @@ def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, .
 
 
 def _describe_warmup(rows: list[tuple[Any, ...]], no_launch: bool) -> Iterator[str]:
-    """Say from when to when code was loaded or kernels warmed up; `no_launch` if no kernel is launched twice."""
+    """Return a sentence about when code was loaded or kernels warmed up. `no_launch` is True if no kernel is launched
+    twice.
+    """
     times = {row[0]: row[TIME] for row in rows}
     weights = " after the weights" if times.get(WEIGHTS) else ""
     since = {COMPILE: f"from the first loading of code{weights}", WARMUP: "from the first launch"}
@@ -200,7 +204,9 @@ def _describe_warmup(rows: list[tuple[Any, ...]], no_launch: bool) -> Iterator[s
 
 
 def _describe_other(process: Process, row: tuple[Any, ...], longest: tuple[int, int] | None) -> str:
-    """Say how much of the time between the stages is host code, and name its longest call if calls are most of it."""
+    """Return a sentence about how much of the time between stages is host code. If calls are most of it, name the
+    longest one.
+    """
     told = BETWEEN.format(percent(row[TIME] - row[IN_CALLS], row[TIME]))
     if longest and 2 * row[IN_CALLS] > row[TIME]:
         told += f"; its longest call: {process.api(longest[0]).name}, {human_time(longest[1])}"
@@ -208,7 +214,7 @@ def _describe_other(process: Process, row: tuple[Any, ...], longest: tuple[int, 
 
 
 def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
-    """Return how long a round takes, and how that was determined; the inference begins with the launch `first`."""
+    """Return how long a round takes, and how that was determined. The inference begins with the launch `first`."""
     from gpt.analyze.lib.rounds import ALL
 
     (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done
@@ -223,7 +229,9 @@ def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
 
 
 def _describe_rounds(tapes: Tapes, every: Period, period: Period, before: str) -> str:
-    """Say how many rounds there are, what repeats within each, and how many follow a stage."""
+    """Return sentences about how many rounds there are, what repeats in each, and how many come after the stage
+    `before`.
+    """
     from gpt.analyze.lib.periods import REPEATS
     from gpt.analyze.lib.rounds import find_rounds
 
@@ -240,10 +248,10 @@ def _describe_rounds(tapes: Tapes, every: Period, period: Period, before: str) -
 
 
 def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
-    """Find the rounds of the whole process, and return those from a launch on, if they cover SHARE of the remaining
-    launches.
+    """Find the rounds of the process, and return those from a launch on, provided that they cover SHARE of the launches
+    from there on. Otherwise, search only these launches.
 
-    If they don't, only the launches from there on are searched. The last value is the first launch that was searched.
+    The last value is the first launch that was searched.
     """
     from gpt.analyze.lib.periods import SHARE
     from gpt.analyze.lib.rounds import begin_at_break, find_after
@@ -259,10 +267,10 @@ def _find_rounds(tapes: Tapes, first: int) -> tuple[Period, Period, int] | None:
 
 
 def _find_inference(tapes: Tapes) -> int:
-    """Return the time in ns at which inference begins: each recurring kernel has been launched once, and the next wait
-    that began after that has ended.
+    """Return when inference begins, in ns: at the end of the first wait that begins after each recurring kernel has
+    been launched once.
 
-    If there's no such wait, or nothing was launched after it, return the time at which the last of these first launches
+    If there's no such wait, or nothing is launched after it, inference begins when the last of these first launches has
     returned.
     """
     from gpt.analyze.lib.sequence import OUT, WAIT
@@ -277,7 +285,7 @@ def _find_inference(tapes: Tapes) -> int:
 
 
 class _Part:
-    """The calls in a stage: how many, launches among them, bytes copied, and their total ns."""
+    """The calls in a stage: their number, the number of launches among them, the bytes copied, and their total ns."""
 
     def __init__(self) -> None:
         self.calls = self.launches = self.time = 0
@@ -293,19 +301,19 @@ class _Part:
         self.bytes += float(sizes[mask & ((acts & (IN | OUT | LAUNCH)) != 0)].sum())
 
     def row(self, name: str, begin: int | None, time: int, in_calls: int) -> tuple[Any, ...]:
-        """Return the columns of a stage."""
+        """Return the row of a stage."""
         return name, time, None, begin, in_calls, self.calls, self.launches, self.bytes or None
 
 
 class _Cover:
-    """The time of calls in several threads: overlaps count once, unrecorded time doesn't count."""
+    """The time covered by calls of several threads. Overlaps count once, and unrecorded time doesn't count."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self._unrecorded = unrecorded
         self._reach: int | None = None
 
     def add(self, start: Whole, end: Whole) -> Whole:
-        """Return the time that each call adds to the time covered by earlier calls; the calls are sorted by start."""
+        """Return how much time each call adds to what earlier calls have covered. The calls are sorted by start."""
         import numpy as np
 
         if not len(start):
@@ -318,7 +326,9 @@ class _Cover:
 
 
 def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of each stage and of their sum, and the longest call between stages: its api and ns."""
+    """Return a row for each stage, a row for their sum, and the longest call between stages: its function and its
+    ns.
+    """
     from gpt.analyze.lib.sequence import IN, LOAD, OUT, WAIT
     from gpt.analyze.lib.short_calls import find_loaded, iter_scan
 
@@ -351,10 +361,10 @@ def _rows(tapes: Tapes, inference: int) -> tuple[list[tuple[Any, ...]], tuple[in
 def _add_up(
     tapes: Tapes, alone: dict[str, tuple[int, list[tuple[int, int]]]], windows: dict[str, tuple[int, int]], total: int
 ) -> tuple[dict[str, tuple[Any, ...]], tuple[int, int] | None]:
-    """Return the columns of stages, and the longest call in OTHER.
+    """Return a row for each stage, and the longest call in OTHER.
 
-    Calls that perform some act at some times have a separate line, `alone`; all others are in `windows`, or else in
-    OTHER. TOTAL sums up all of `total` ns.
+    Calls that perform a certain act in certain periods have a line of their own (`alone`). The others belong to the
+    window that they're in, or if there's none, to OTHER. TOTAL is the sum of all, `total` ns.
     """
     import numpy as np
 
@@ -364,7 +374,7 @@ def _add_up(
     calls_of, in_calls = {name: _Cover(tapes.unrecorded) for name in windows}, dict.fromkeys(windows, 0)
 
     def add(cover: _Cover, start: Whole, end: Whole, window: tuple[int, int]) -> int:
-        """Add the part of calls that's in a window."""
+        """Add the part of each call that's inside a window."""
         reaches = (start < window[1]) & (end > window[0])
         clipped = np.maximum(start[reaches], window[0]), np.minimum(end[reaches], window[1])
         return int(cover.add(*clipped).sum())
@@ -408,12 +418,12 @@ def _add_up(
 
 
 def _ranges(trace: TraceModel, number: int) -> Marked:
-    """Return the times of the outermost NVTX ranges that name a stage, by stage."""
+    """Return the times of the outermost NVTX ranges that are named like a stage, by stage."""
     import numpy as np
 
     found: Marked = {}
     unrecorded = trace.unrecorded(trace.processes[number])
-    reach: dict[int, int] = {}  # by thread
+    reach: dict[int, int] = {}  # by thread: when its latest range ended
     texts = trace.ranges(number).texts
     names = [
         next((stage for word, stage in WORDS if (domain or "").lower() not in LIBRARIES and word in text.lower()), None)
@@ -433,7 +443,7 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
 
 
 def _marked_rows(marked: Marked, unrecorded: Unrecorded) -> list[tuple[Any, ...]]:
-    """Return the columns of each stage that the program names, and the time from the first to the last."""
+    """Return a row for each stage that the program marked, and the time from the first to the last."""
     edges = min(spans.first for spans in marked.values()), max(spans.last for spans in marked.values())
     total = edges[1] - edges[0] - unrecorded.within_one(*edges)
     rows: list[tuple[Any, ...]] = [

@@ -51,7 +51,7 @@ PROCESSES = (
     Column("most", "text", title="mostly"),
     Column("most_time", "u64", "ns", "time"),
 )
-TOP, TELL = 10, 10  # rows of a table; minimum % of the time for a row to get a sentence
+TOP, TELL = 10, 10  # rows of a table; minimum % of the time for a row to be worth a sentence
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
     "launches unless --calls or ctl excludes them"
@@ -62,21 +62,21 @@ UNTIMED = "{} counted but not timed: {} time counts as host code"
 
 @dataclass
 class StartupPart:
-    """The processes that launched anything, and the headers of all processes."""
+    """The start-up of each process that launched anything, and the headers of all processes."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
-    # Process number, start-up, number of calls that were only counted.
+    # number of the process, its start-up, and the number of calls that were only counted
     found: list[tuple[int, Startup, int]] = field(default_factory=list)
-    partial: bool = False  # True if the selection leaves out calls
+    partial: bool = False  # True if the selection excludes calls
 
 
 class StartupFold(Parts[StartupPart]):
-    """Show where the time goes until programs are steady."""
+    """An analysis of where the time goes before programs are steady."""
 
     kinds = CALLS | COUNTED | LOADS
 
     def find(self, trace: TraceModel) -> StartupPart:
-        """Find the start of each process that launched anything."""
+        """Return the start-up of each process that launched anything."""
         from gpt.analyze.lib.sequence import launches_any
         from gpt.analyze.lib.short_calls import Tapes
         from gpt.analyze.lib.startup_times import find_startup
@@ -91,11 +91,13 @@ class StartupFold(Parts[StartupPart]):
         return part
 
     def find_need(self, parts: list[StartupPart]) -> str | None:
-        """Return a message about what's missing in a trace without launches, or None."""
+        """Return a message about what's missing if the traces have no launches, or None."""
         return None if any(part.found for part in parts) else NO_LAUNCH
 
     def answer_parts(self, parts: list[StartupPart]) -> Answers:
-        """Yield the process that takes longest, its libraries and calls, and all processes if there are several."""
+        """Yield the process that takes longest to start, its libraries and calls, and all processes if there are
+        several.
+        """
         headers = [header for part in parts for header in part.headers]
         who = tell_apart(headers)
         found, first = [], 0
@@ -125,7 +127,7 @@ class StartupFold(Parts[StartupPart]):
 
 
 def _describe_images(startup: Startup) -> Iterator[str]:
-    """Say how many of the loaded images the driver had to compile, if any."""
+    """Return a sentence about the loaded images that the driver had to compile, if there were any."""
     images, ptx = startup.images
     if ptx:
         told = "is PTX, which the driver compiles" if ptx == 1 else "are PTX, which the driver compiles"
@@ -133,14 +135,14 @@ def _describe_images(startup: Startup) -> Iterator[str]:
 
 
 def _find_sums(startup: Startup) -> tuple[Any, ...]:
-    """Return the columns PROCESSES from `time` on."""
+    """Return values for the columns PROCESSES, from `time` on."""
     times = {what: kind.time for what, kind in startup.kinds.items()}
     most = max(times, key=lambda what: (times[what], what), default="-")
     return startup.time, startup.first or None, startup.usual or None, most, times.get(most, 0)
 
 
 def _describe(startup: Startup) -> Iterator[str]:
-    """Say when the process became steady, and how slow it was before."""
+    """Return a sentence about when the process became steady, and how slow it was before."""
     if not startup.steady:
         yield f"no unit of launches repeats, so this is all of its {human_time(startup.time)}"
         return
@@ -157,7 +159,7 @@ def _describe(startup: Startup) -> Iterator[str]:
 
 
 def _iter_kinds(startup: Startup) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns STARTUP, longest first."""
+    """Yield rows of STARTUP, longest first."""
     for what, kind in sorted(startup.kinds.items(), key=lambda one: (-one[1].time, one[0])):
         share = 100 * kind.time / (startup.time or 1)
         rate = kind.bytes / kind.time * 1e9 if kind.bytes and kind.time else None
@@ -168,13 +170,13 @@ def _iter_kinds(startup: Startup) -> Iterator[tuple[Any, ...]]:
 
 
 def _iter_libraries(startup: Startup) -> list[tuple[Any, ...]]:
-    """Return the columns LIBRARIES, longest first."""
+    """Return rows of LIBRARIES, longest first."""
     found = sorted(startup.libraries.items(), key=lambda one: (-one[1].time, -one[1].kernels, one[0]))
     return [(name, one.kernels, one.loaded, one.time, 100 * one.time / (startup.time or 1)) for name, one in found]
 
 
 def _advise(startup: Startup, what: str) -> str:
-    """Say how a part of the start-up could be made shorter."""
+    """Return a sentence about how to shorten a part of the start-up."""
     from gpt.analyze.lib import startup_times as kinds
 
     kind = startup.kinds[what]
@@ -213,7 +215,7 @@ def _advise(startup: Startup, what: str) -> str:
 
 
 def _advise_loading(startup: Startup) -> str:
-    """Say which libraries' code was loaded, and when."""
+    """Return a sentence about the libraries whose code was loaded, and when it was."""
     from gpt.analyze.lib import startup_times as kinds
 
     lazy = startup.kinds[kinds.LAZY].time if kinds.LAZY in startup.kinds else 0

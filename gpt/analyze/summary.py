@@ -1,4 +1,6 @@
-"""gpt-analyze summary: which calls a program makes and how long they take, bytes in each direction, kernels."""
+"""gpt-analyze summary: which calls a program makes, how long they take, how much it copies in each direction, and which
+kernels it launches.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ FUNCTIONS = (
     Column("op", "text?", shown="never"),
     Column("name", "text?", shown="under"),
     Column("calls", "u64"),
-    Column("timed", "u64?", shown="any"),  # if not all of them are
+    Column("timed", "u64?", shown="any"),  # if not all calls are timed
     Column("counted", "u64", shown="never"),
     Column("open", "u64", shown="never"),
     Column("failed", "u64", shown="any"),
@@ -70,7 +72,7 @@ KERNELS = (
     Column("gpu_mean", "u64?", "ns", "mean", "any"),
     Column("captured", "u64", shown="any"),
 )
-MUCH = 0.05  # minimum share of the GPU time that's worth a line
+MUCH = 0.05  # minimum share of the GPU time to be worth a sentence
 IOCTL = "ioctl"  # the type of requests to the Linux kernel, which are parts of calls
 GRAPHS = "graph", "launch"  # type and op of functions that launch graphs
 TOP = 30  # kernels shown in tables
@@ -88,11 +90,11 @@ class Summary:
         self._top, self._verbose = top, verbose
         self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
         self.drains = top is not None
-        self._slowest: list[SlowCall] = []  # the slowest calls of ended processes
-        self._done = Totals()  # processes that have ended
+        self._slowest: list[SlowCall] = []  # calls of processes that have ended
+        self._done = Totals()  # sums for processes that have ended
         self._processes: list[tuple[Header, tuple[Any, ...]]] = []  # ended processes, with the columns after WHO
-        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # ended processes
-        self._open: dict[Process, ProcessTotals] = {}  # the processes that are being read: their records may interleave
+        self._facts: list[tuple[InferenceFacts, Hints | None]] = []  # for processes that have ended
+        self._open: dict[Process, ProcessTotals] = {}  # the records of several processes may be interleaved
 
     def take(self, process: Process) -> None:
         """Add up the rows that a process has collected."""
@@ -102,7 +104,7 @@ class Summary:
         current.take()
         if current.slowest:
             current.slowest.take_ranges()
-        self._open[process] = current  # removed again if its rows make no sense, as it then doesn't count
+        self._open[process] = current  # removed again if its rows make no sense, since it doesn't count then
 
     def _make_slowest(self, process: Process) -> SlowestCalls | None:
         from gpt.analyze.lib.slowest import SlowestCalls
@@ -118,7 +120,7 @@ class Summary:
             self._slowest = self._keep_slowest(_iter_slowest([current]))
 
     def _keep_slowest(self, more: Iterable[SlowCall]) -> list[SlowCall]:
-        """Return the slowest of the calls of ended processes, and of more calls."""
+        """Return the slowest calls: some may be in ended processes, others among these."""
         if not self._top:
             return []
         from gpt.analyze.lib.slowest import keep_slowest
@@ -133,11 +135,11 @@ class Summary:
         self._slowest = self._keep_slowest(other._slowest)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the message for a trace without calls."""
+        """Return a message if the traces have no calls, or None."""
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the sums."""
+        """Yield the tables of sums."""
         from gpt.analyze.lib.next_step import name_next
         from gpt.analyze.lib.questions import answer_questions
         from gpt.analyze.lib.totals import Totals
@@ -208,7 +210,9 @@ def _make_processes(processes: list[tuple[Header, tuple[Any, ...]]]) -> Record:
 
 
 def _make_functions(totals: Totals, verbose: bool) -> Record:
-    """Return each type, longest time first, followed by its functions; ioctls only if it's `verbose`."""
+    """Return each type of functions, longest time first, followed by its functions. Ioctls are included only if
+    `verbose`.
+    """
     types = totals.types()
     hidden = types.pop(IOCTL, None) if not verbose else None
     rows: list[tuple[Any, ...]] = []
@@ -244,7 +248,7 @@ def _make_functions(totals: Totals, verbose: bool) -> Record:
 
 
 def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
-    """Return the columns from `calls` on. `partly` tells whether any function has calls without times."""
+    """Return the columns from `calls` on. `partly` is True if any function has calls without times."""
     took, slowest = function.durations, function.slowest
     all_, open_ = function.calls + function.counted, function.calls - took.count
     counts = all_, took.count if partly else None, function.counted, open_, function.failed, function.at_exit
@@ -256,7 +260,9 @@ def _times(function: FunctionTotals, partly: bool) -> tuple[Any, ...]:
 
 
 def _iter_copies(totals: Totals) -> Rows:
-    """Yield bytes by direction, most first: of calls that ran, and of nodes in graphs that were launched."""
+    """Yield the bytes copied in each direction, most first, by calls that ran and by nodes of graphs that were
+    launched.
+    """
     found: dict[str, Any] = {}  # most values are Counters
     for api, function in totals.functions.items():
         if api.type in ("memcpy", "memset") and function.moved["calls"]:
@@ -275,9 +281,9 @@ def _iter_copies(totals: Totals) -> Rows:
 
 
 def _iter_kernels(totals: Totals) -> Rows:
-    """Yield each kernel, longest time on the GPU first, then most launches.
+    """Yield each kernel, by GPU time and then by launches, descending.
 
-    Traces from other tools may have times for launches that they don't count.
+    Traces of other tools may have times of launches that they don't count.
     """
     counts = {name: max(kernel.launches, kernel.gpu.count) for name, kernel in totals.kernels.items()}
     launches = sum(counts.values())
@@ -289,12 +295,12 @@ def _iter_kernels(totals: Totals) -> Rows:
 
 
 def _graph_times(totals: Totals) -> list[float]:
-    """Return the GPU time of graph launches in ns. Kernels in graphs have no GPU times of their own."""
+    """Return the GPU time of graph launches in ns. The kernels in graphs have no GPU times of their own."""
     return [function.gpu.total for api, function in totals.functions.items() if api[:2] == GRAPHS]
 
 
 def _describe_graphs(totals: Totals) -> Iterator[str]:
-    """Say how much of the GPU time was in graphs."""
+    """Return a sentence about how much of the GPU time was in graphs."""
     if inside := sum(_graph_times(totals)):
         whole = inside + sum(kernel.gpu.total for kernel in totals.kernels.values())
         share = f"{human_time(inside)}, {100 * inside / whole:.1f} % of the GPU time"
@@ -303,7 +309,9 @@ def _describe_graphs(totals: Totals) -> Iterator[str]:
 
 
 def _describe_loading(totals: Totals) -> Iterator[str]:
-    """Say how much of the GPU time was spent loading code, if that's known, or may have been, if that's much."""
+    """Return a sentence about the GPU time spent loading code, if it's known, or if much of it may have been spent on
+    that.
+    """
     from gpt.trace.loading import FAR
 
     kernels = totals.kernels.values()
@@ -323,7 +331,7 @@ def _describe_loading(totals: Totals) -> Iterator[str]:
 
 
 class By(StrEnum):
-    """Groups of launches and GPU time."""
+    """Possible groupings of launches and GPU time."""
 
     kernel = "kernel"
     range = "range"
@@ -333,7 +341,7 @@ class By(StrEnum):
 
 
 def _choose(given: Mapping[str, Any]) -> Analysis | None:
-    """Return the analysis that --by asks for. Raises UsageError."""
+    """Return the analysis that runs for --by, or None. Raises UsageError."""
     by = given["by"]
     if by is None:
         return None

@@ -1,8 +1,8 @@
 """gpt-analyze sync_wait: how long warps wait at barriers, and for which other warps.
 
-The warp of a block that reaches a barrier last waits least. *Imbalance* compares the warps of a block that wait most
-and least: the difference between their waits, as a share of the longer one. At 0 % all warps wait equally, for the time
-that the barrier itself takes; at 100 % one warp never waits, and the others wait for it.
+The warp that's the last of its block to reach a barrier waits least. *Imbalance* compares the warps of a block that
+wait most and least: it's the difference between their waits, as a share of the longer wait. At 0 %, all warps wait for
+the same time, which the barrier itself takes. At 100 %, one warp never waits, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLACES = (
     Column("clocks", "u64", "cycles"),
 )
 TOP_PLACES = 16  # rows that a table shows
-MOST_WARPS = 64  # warps per block that are counted individually
-LATE = 0.5  # others wait for a warp whose wait is less than this share of their mean
+MOST_WARPS = 64  # warps per block for which sums are kept individually
+LATE = 0.5  # a warp is late if its wait is less than this share of the others' mean wait
 
 
 class SyncWait(Ratios):
-    """Clocks that a warp spends in a barrier."""
+    """An analysis of the clocks that warps spend at barriers."""
 
     name = "sync_wait"
     fields = ("waits", "clocks")
@@ -78,7 +78,7 @@ class SyncWait(Ratios):
                 mine[name] += sums
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """Yield the mean, the kernel that waits most, and the warp that others wait for."""
+        """Yield the mean, the kernel that waits longest, and the warp for which others wait."""
         more, most = self._spread[kernel.name]
         uneven = f", imbalance {human_share(100 * more / most)}" if most else ""
         yield f"a warp waits {self.show(total)} a barrier on average ({human_count(total['waits'])} waits)"
@@ -100,7 +100,7 @@ class SyncWait(Ratios):
             yield f"others wait for warp {here[last]} of their block: {clocks_of} clocks, itself {own}"
 
     def iter_more(self, ordered: list[tuple[str, Kernel]]) -> Answers:
-        """Yield the waits of the warps of a block, by number."""
+        """Yield how long the warps of a block wait, by the number of the warp."""
         import numpy as np
 
         rows = [

@@ -19,7 +19,7 @@ WARP = 32  # threads
 
 
 class TensoropCount(KernelSums):
-    """Floating-point operations, and the instructions that perform them."""
+    """An analysis of floating-point operations in tensor cores, and of the instructions that perform them."""
 
     name = "tensorop_count"
     parts = ("flops",)
@@ -28,7 +28,7 @@ class TensoropCount(KernelSums):
     columns = (Column("flops", "u64", title="FLOPs"), Column("operations", "u64", title="instructions"))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """Return the sum over warps. In Neutrino's probe, each thread of a warp counts the warp's operations."""
+        """Return the sum over warps. In Neutrino's probe, every thread of a warp counts the operations of the warp."""
         if layout.level == "thread":
             import numpy as np
 
@@ -36,12 +36,12 @@ class TensoropCount(KernelSums):
         return super().add_up(layout, values)
 
     def take_sums(self, layout: MapLayout, sums: BufferSums) -> dict[str, int]:
-        """Return the sums of a launch that was reduced."""
+        """Return the sums of a launch for which only sums were kept."""
         found = super().take_sums(layout, sums)
         return {name: value // WARP for name, value in found.items()} if layout.level == "thread" else found
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """Return both sums."""
+        """Return a sentence with both sums."""
         flops = f" FLOPs:{sums['flops']}" if sums["flops"] or not sums["operations"] else ""
         return [f"{self.name}:{sums['operations']}{flops}"]
 

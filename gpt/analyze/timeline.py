@@ -1,4 +1,4 @@
-"""gpt-analyze timeline: draw what ran when, as text, or as a file for a timeline viewer."""
+"""gpt-analyze timeline: draw what ran when, as text or as a file for a timeline viewer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from gpt.timeline.tracks import Timeline
     from gpt.trace.process import Process
 
-EACH = 260  # bytes of memory per call or GPU time; files of AS_MUCH are as large
-MUCH = 1e9  # bytes of memory that are worth a warning
-MANY = 200_000  # calls that allocate and free memory, and whose pieces text keeps in memory: about 60 MB
-NAMED = 3  # processes, and reasons, that a line names
-LEVEL = 1  # for gzip: higher levels take two to five times as long to save a fifth to a quarter
+EACH = 260  # bytes of memory per call or GPU time; AS_MUCH lists formats whose files are as large as that
+MUCH = 1e9  # bytes of memory from which on there's a warning
+MANY = 200_000  # limit for calls that allocate and free; with text, their pieces are in memory, about 60 MB
+NAMED = 3  # number of processes, and of reasons, named in a line
+LEVEL = 1  # level for gzip: higher levels take two to five times as long, and save only a fifth to a quarter
 
 
 class TimelineFormat(StrEnum):
@@ -59,13 +59,13 @@ AS_MUCH = {TimelineFormat.chrome: ", and as much in the file", TimelineFormat.al
 
 
 def _find_form(output: Path | None) -> TimelineFormat:
-    """Return the format for a file name; text by default."""
+    """Return the format that belongs to a file name; without a name, it's text."""
     suffixes = [suffix.lower() for suffix in output.suffixes if suffix.lower() != ".gz"] if output else []
     return FORMS.get(suffixes[-1], TimelineFormat.ascii) if suffixes else TimelineFormat.ascii
 
 
 class Drawing:
-    """Keeps everything that was read until it's drawn, in a file if there's a lot."""
+    """Stores everything that was read until it's drawn; large amounts are stored in a file."""
 
     streams, drains = False, True
 
@@ -96,7 +96,7 @@ class Drawing:
         return base.find_lack(kinds, self.kinds)
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Draw the timeline; the output isn't records."""
+        """Draw the timeline, which isn't a record."""
         forms = [self._form]
         if self._form is TimelineFormat.all:
             forms = [form for form in ENDINGS if form is not TimelineFormat.ascii] + [TimelineFormat.ascii]
@@ -116,7 +116,7 @@ class Drawing:
     def _iter_drawn(
         self, forms: list[TimelineFormat], incomplete: list[str]
     ) -> Iterator[tuple[TimelineFormat, Iterator[bytes]]]:
-        """Yield each form with its contents. Text is made in little memory; the other forms share a Timeline."""
+        """Yield each format with its contents. Text is made with little memory; the other formats share a Timeline."""
         from gpt.analyze.lib.allocations import read_memory_calls
         from gpt.analyze.lib.over_time import count_memory, count_warps
 
@@ -150,7 +150,7 @@ class Drawing:
             yield TimelineFormat.ascii, (text.encode(errors="replace") for text in texts)
 
     def _find_missing(self, saved: SavedSpans) -> Iterator[str]:
-        """Yield messages about parts that processes didn't record and data that probes didn't save."""
+        """Yield messages about periods that processes didn't record, and about data that probes didn't save."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         if off := [process.pid for process in self._model.processes if process.changes]:

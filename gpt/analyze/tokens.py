@@ -1,17 +1,17 @@
-"""gpt-analyze tokens: how long a language model takes to its first token, and for each token after it.
+"""gpt-analyze tokens: how long a language model takes to generate its first token, and each token after that.
 
-A generation is a prefill step followed by decode steps. They're found in one of three ways, the first that applies:
+A generation is a prefill step, followed by decode steps. The steps are found in one of three ways. The first that's
+possible is used:
 
 - NVTX ranges of the program with `prefill` or `decode` in their names;
-- the outermost modules that 'gpt-hook run --layers' records, if most launches are in them: a step is a call of the
-  model. The most frequent sequence of launches in such a call is a decode step; a call with other launches is a
-  prefill;
-- the shortest unit of launches that repeats with a wait or a copy from the device in each repetition, or else the unit
-  that 'gpt-analyze summary' calls an iteration: that's a decode step. Launches before it that aren't part of one are
-  the prefill.
+- the outermost modules that 'gpt-hook run --layers' records, if most launches are in them: each call of the model is a
+  step. The most frequent sequence of launches in such a call is a decode step; a call with other launches is a prefill;
+- the shortest unit of launches that repeats with a wait or a copy from the device in each repetition or, if there's
+  none, the unit that 'gpt-analyze summary' calls an iteration: each repetition is a decode step. Launches before it
+  that aren't part of a decode step are the prefill.
 
-A step lasts until the next one of its generation begins, so the time between tokens includes what the host does with a
-token. The last step has no time.
+A step lasts until the next step of its generation begins, so the time between tokens includes what the host does with a
+token. The last step of a generation has no time.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ GENERATIONS = (
     *(Column(name, "u64?", "ns") for name in ("p50", "p99", "longest")),
 )
 TOP = 20
-LEAST = 3  # decode steps that make a repetition
-MOST = 0.5  # share of launches within modules from which on they are the steps
-WAITED = 0.9  # share of a unit's repetitions with a wait
-FAR = 20  # a step that lasts this many medians is the last of a generation
+LEAST = 3  # minimum number of decode steps
+MOST = 0.5  # minimum share of launches within modules for their calls to be steps
+WAITED = 0.9  # minimum share of a unit's repetitions that have a wait
+FAR = 20  # a step that lasts longer than this many medians is the last of its generation
 NO_LAUNCH = "no launch of a kernel or graph in the trace: 'gpt-hook run' records launches unless --calls excludes them"
 NO_STEPS = (
     "no steps of a language model: no NVTX range is named prefill or decode, no module of --layers is called "
@@ -72,19 +72,21 @@ NO_STEPS = (
 
 
 class _Launches(NamedTuple):
-    """The launches of a process: when each began, how long the call took, and a number for its kernel or graph."""
+    """The launches of a process: when each began, how long the call took, and a number that identifies its kernel or
+    graph.
+    """
 
     start: Whole
     took: npt.NDArray[np.float64]
     code: npt.NDArray[np.uint64]
 
     def find(self, begin: Any, end: Any) -> Any:
-        """Return the indexes of the first launch from `begin` on, and of the first from `end` on."""
+        """Return the index of the first launch at `begin` or later, and of the first one at `end` or later."""
         return np.searchsorted(self.start, begin), np.searchsorted(self.start, end)
 
 
 class _Step(NamedTuple):
-    """A step, in ns; a generation is a PREFILL, if any, and the DECODEs after it."""
+    """A step, with its times in ns. A generation consists of a PREFILL, if there is one, and the DECODEs after it."""
 
     begin: int
     end: int
@@ -99,7 +101,7 @@ class _Steps(NamedTuple):
 
 
 def tokens(trace: TraceModel) -> Answers:
-    """Yield the phases, and the generations."""
+    """Yield the times of prefill and decode steps, and the generations."""
     who = tell_apart(process.header for process in trace.processes)
     phases: list[tuple[Any, ...]] = []
     generations: list[tuple[Any, ...]] = []
@@ -126,7 +128,7 @@ def tokens(trace: TraceModel) -> Answers:
 
 
 def find_need(trace: TraceModel) -> str | None:
-    """Return what to say if there are no steps."""
+    """Return a message if no steps were found, or None."""
     launches = [_read_launches(trace, number) for number in range(len(trace.processes))]
     if not any(len(one.start) for one in launches):
         return NO_LAUNCH
@@ -156,7 +158,7 @@ def _find_steps(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
 
 
 def _by_ranges(trace: TraceModel, number: int) -> _Steps | None:
-    """Return the outermost of the ranges that are named like a step."""
+    """Return the outermost ranges with the name of a step as steps, or None."""
     texts, found, reached = trace.ranges(number).texts, [], 0
     phases = {}
     for at, (domain, text) in enumerate(texts):
@@ -174,7 +176,7 @@ def _by_ranges(trace: TraceModel, number: int) -> _Steps | None:
 
 
 def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps | None:
-    """Return the calls of outermost modules."""
+    """Return the calls of outermost modules as steps, or None."""
     texts, spans, reached = trace.ranges(number).texts, [], -1
     wanted = [at for at, (domain, text) in enumerate(texts) if domain == LAYERS and not text.endswith("(backward)")]
     for rows in trace.iter_ranges(number, 0) if wanted else ():
@@ -199,7 +201,7 @@ def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
 
 
 def _by_unit(trace: TraceModel, number: int, launches: _Launches) -> _Steps | None:
-    """Return the repetitions of the unit of launches, and the launches between them."""
+    """Return the repetitions of a unit of launches, and the launches before them, as steps, or None."""
     from gpt.analyze.lib.short_calls import Tapes
     from gpt.analyze.lib.steady import find_unit
 
@@ -221,7 +223,7 @@ def _by_unit(trace: TraceModel, number: int, launches: _Launches) -> _Steps | No
 
 
 def _find_waited(tapes: Tapes) -> Period | None:
-    """Return the shortest unit in whose repetitions the program waits."""
+    """Return the shortest unit with a wait in its repetitions, or None."""
     from gpt.analyze.lib.periods import find_periods
     from gpt.analyze.lib.rounds import begin_at_break
 
@@ -253,7 +255,7 @@ def _split(steps: list[_Step]) -> list[list[_Step]]:
 
 
 def _iter_times(generation: list[_Step]) -> Iterator[tuple[_Step, int]]:
-    """Yield each step that's followed by another one, and when the next one begins."""
+    """Yield each step that's followed by another, with the time at which that begins."""
     yield from ((step, after.begin) for step, after in pairwise(generation))
 
 
@@ -265,7 +267,7 @@ def _times(values: list[int]) -> tuple[Any, ...]:
 
 
 def _describe(generation: list[_Step], who: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a row of GENERATIONS without its number."""
+    """Return a row of GENERATIONS, without its number."""
     timed = [(step.phase, until - step.begin) for step, until in _iter_times(generation)]
     first = next((time for phase, time in timed if phase == PREFILL), None)
     return (*who, max(0, generation[0].begin), len(generation), first, *_times([t for p, t in timed if p == DECODE]))
@@ -273,7 +275,9 @@ def _describe(generation: list[_Step], who: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _sum_phases(trace: TraceModel, number: int, launches: _Launches, split: list[list[_Step]],
                 who: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:  # fmt: skip
-    """Yield a row for each phase; the time in calls and on the GPU are medians of the steps with a time."""
+    """Yield a row for each kind of step. The times in calls and on the GPU are medians over the steps that have a
+    time.
+    """
     calls = np.concatenate(([0.0], np.cumsum(launches.took)))
     called, busy = _read_gpu(trace, number)
     for phase in (PREFILL, DECODE):
@@ -295,7 +299,7 @@ def _sum_phases(trace: TraceModel, number: int, launches: _Launches, split: list
 
 
 def _read_gpu(trace: TraceModel, number: int) -> tuple[Whole, Any]:
-    """Return when calls with work on the GPU were made, sorted, and the running sum of that work in ns."""
+    """Return the times of calls with work on the GPU, sorted, and the running sum of that work in ns."""
     places = [place for place in trace.gpus() if place[0] == number]
     parts = [(rows["call"].copy(), rows["duration"].copy()) for rows in trace.iter_gpu_times(places)] if places else []
     if not parts:

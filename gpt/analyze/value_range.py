@@ -1,7 +1,8 @@
-"""gpt-analyze value_range: the range of single-precision results that kernels compute, infinities and NaN.
+"""gpt-analyze value_range: the range of the single-precision results that kernels compute, and whether any are infinite
+or NaN.
 
-Each thread records the least and the greatest of its results. Threads with results beyond the range of half precision
-are counted too: they tell whether the kernel could compute in half precision.
+Each thread records its smallest and its largest result. Threads with results beyond the range of half precision are
+counted as well: they show whether the kernel could compute in half precision.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ SIZES = (
     Column("high", "f64", title="up to"),
     Column("threads", "u64"),
 )
-HALF = 65504.0  # the greatest number of half precision
+HALF = 65504.0  # largest number in half precision
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches listed at most
-BINS, DRAWN = 20, 5  # bins of the histogram, and kernels in it
+MOST_LAUNCHES = 100_000  # limit for the number of launches in the answer
+BINS, DRAWN = 20, 5  # bins of the histogram; kernels in it
 NAMED = 60  # width of a name in a sentence
 
 
 class _Range:
-    """The results of a kernel's or launch's threads."""
+    """The results of the threads of a kernel or a launch."""
 
     def __init__(self) -> None:
         from gpt.analyze.lib.values import Distribution
@@ -58,11 +59,11 @@ class _Range:
         self.least: float | None = None
         self.greatest: float | None = None
         self.sums = Counter[str]()
-        self.sizes: Distribution = Distribution()  # each thread's largest result
-        self.first: tuple[int, str] | None = None  # the first launch with NaN or infinity, and which of them it had
+        self.sizes: Distribution = Distribution()  # sizes of each thread's largest result
+        self.first: tuple[int, str] | None = None  # first launch with NaN or infinity, and which of the two
 
     def add(self, slots: Any) -> None:
-        """Add threads."""
+        """Add the threads of a launch."""
         import numpy as np
 
         least, greatest, nans = (slots[name].ravel() for name in ("least", "greatest", "nans"))
@@ -85,7 +86,7 @@ class _Range:
             self.greatest = high if self.greatest is None else max(high, self.greatest)
 
     def merge(self, other: _Range, number: int) -> None:
-        """Merge the range of launches after the `number`th."""
+        """Add the range of launches that come after launch `number`."""
         self.sums.update(other.sums)
         self.sizes.merge(other.sizes)
         if other.least is not None and other.greatest is not None:
@@ -95,12 +96,12 @@ class _Range:
             self.first = other.first[0] + number, other.first[1]
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns THREADS."""
+        """Return values for the columns THREADS."""
         return self.least, self.greatest, *(self.sums[column.name] for column in THREADS[2:])
 
 
 class ValueRange(MapAnalysis):
-    """The ranges of kernels and launches."""
+    """An analysis of the range of results, by kernel and launch."""
 
     name = "value_range"
     summed = "least and greatest values, and NaNs"
@@ -127,7 +128,7 @@ class ValueRange(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *one.row()))
 
     def add_sums(self, process: Process, buffer: Buffer, sums: BufferSums) -> None:
-        """Add a launch for which only sums were kept, without the ranges of single threads."""
+        """Add a launch for which only sums were kept. These don't have the ranges of single threads."""
         self._number += 1
         kernel = self._kernels.setdefault(buffer.kernel, _Range())
         nans = sums.fields["nans"]
@@ -150,7 +151,7 @@ class ValueRange(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, NaN and infinity first, launches, and the sizes of results."""
+        """Yield kernels, those with NaN or infinity first, launches, and the distribution of the results' sizes."""
         ordered = sorted(
             self._kernels.items(),
             key=lambda one: (

@@ -8,7 +8,7 @@ from gpt.analyze.lib.progress import Number, ProgressFold
 
 
 class WarpProgress(ProgressFold):
-    """Floating-point operations in tensor cores."""
+    """An analysis of floating-point operations in tensor cores over time."""
 
     name = "warp_progress"
     fields = ("clock", "flops", "sm")

@@ -1,11 +1,11 @@
 """gpt-analyze warp_sched: how long warps run, with and without other kernels at the same time, and how long the last
-warps take.
+warps of a launch take.
 
-Times are ns on a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at the
-same time as the warps of another launch on its GPU; the others ran `alone`. Each launch keeps its warps' run times as a
-histogram (gpt/trace/durations.py), because it's only known at the end which launches were shared.
+Times are in ns, on a clock that all SMs share, so launches can be compared. A launch is `shared` if its warps ran at
+the same time as the warps of another launch on the same GPU; otherwise it ran `alone`. The run times of each launch's
+warps are stored as a histogram (gpt/trace/durations.py), because which launches were shared is known only at the end.
 
-A launch's *tail* is the time at its end during which at most half as many warps ran as at its peak.
+The *tail* of a launch is the time at its end during which at most half as many warps ran as at its peak.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ TIMES = (
 )
 TOP, TOP_LAUNCHES, TOP_TIMES = 30, 10, 24  # rows that tables show
 MOST_LAUNCHES = 100_000  # launches listed at most
-PARTS = 8  # bins between a time and its double, in the answer
+PARTS = 8  # number of bins, in the answer, from each time to its double
 ALONE, SHARED = "alone", "shared"
 
 
 class _Run(NamedTuple):
     """A launch: when its first warp began and its last one ended, on the GPU's clock, and the run times of its warps.
 
-    Without detail, `tail` is None and `times` are empty.
+    If only sums were kept, `tail` is None and `times` are empty.
     """
 
     where: Hashable  # the GPU
@@ -64,13 +64,13 @@ class _Run(NamedTuple):
     tail: int | None
     silent: int
     warps: int
-    total: float  # ns that its warps ran, added up
+    total: float  # sum of its warps' run times in ns
     times: Durations
-    row: tuple[Any, ...]  # the columns LAUNCH
+    row: tuple[Any, ...]  # values of the columns LAUNCH
 
 
 class WarpSched(MapAnalysis):
-    """The run times of the warps of all launches."""
+    """An analysis of how long the warps of each launch run."""
 
     name = "warp_sched"
     summed = "launches, warps, means and spans"
@@ -78,7 +78,7 @@ class WarpSched(MapAnalysis):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds |= {"device"}  # its UUID identifies a GPU across processes
+        self.kinds |= {"device"}  # its UUID identifies the GPU in all processes
         self._runs: list[_Run] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
@@ -115,7 +115,7 @@ class WarpSched(MapAnalysis):
         self.merge_launches(other)
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels by how they ran, launches, and the distribution of warps' run times."""
+        """Yield kernels, alone and shared, then launches and the distribution of run times."""
         shared = _find_shared(self._runs)
         groups: dict[tuple[str, str], list[_Run]] = {}
         for run, how in zip(self._runs, shared, strict=True):
@@ -137,7 +137,7 @@ class WarpSched(MapAnalysis):
 
 
 def _find_tail(start: Any, end: Any) -> int:
-    """Return the time at the end during which at most half as many warps ran as at the peak."""
+    """Return for how long at the end at most half as many warps ran as at the peak."""
     import numpy as np
 
     times = np.concatenate((start, end))
@@ -149,7 +149,7 @@ def _find_tail(start: Any, end: Any) -> int:
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Return, for each launch, whether others ran on its GPU at the same time."""
+    """Return, for each launch, whether any other ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
     last: dict[Hashable, int] = {}  # by GPU, the earlier launch that ends last
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
@@ -163,7 +163,9 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return the columns WARPS. Span and tail of several launches are means; only launches with detail have a tail."""
+    """Return values for the columns WARPS. For several launches, span and tail are means, the tail of launches that
+    have one.
+    """
     from gpt.trace.durations import Durations
 
     times = Durations()
@@ -181,7 +183,7 @@ def _values(runs: list[_Run]) -> tuple[Any, ...]:
 
 
 def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
-    """Return a histogram of warps' run times over all kernels, alone and shared."""
+    """Return a histogram of the run times of warps of all kernels, alone and shared."""
     import numpy as np
 
     from gpt.trace.durations import BINS, BITS, Durations, edges
@@ -191,7 +193,9 @@ def _make_times(runs: list[_Run], shared: list[str]) -> dict[str, Any]:
         both[how].merge(run.times)
     counts = np.stack([times.counts() for times in both.values()])
     within = np.rint((2.0 ** (np.arange(PARTS) / PARTS) - 1) * (1 << BITS)).astype(np.int64)
-    starts = (np.arange(0, BINS, 1 << BITS)[:, None] + within).ravel()  # equal widths between a time and its double
+    starts = (
+        np.arange(0, BINS, 1 << BITS)[:, None] + within
+    ).ravel()  # their widths are equal between a time and its double
     sums = np.add.reduceat(counts, starts, axis=1)
     here = np.flatnonzero(sums.any(axis=0))
     here = np.arange(here[0], here[-1] + 1) if len(here) else here

@@ -1,4 +1,4 @@
-"""Compile PTX modules: look into the cache first, and call the target's back end on a miss."""
+"""Compile PTX modules: look them up in the cache first, and if they aren't there, call the back end of the target."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpt.asm.backends import BACKENDS
 from gpt.base.cache import Cache, key_of
 from gpt.base.errors import GptError
 
-FORMAT = b"4"  # version of the cached data: raising it invalidates all entries
+FORMAT = b"4"  # version of the cached data; increment it to invalidate all entries
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCode(AssembledModule):
-    """A module's code for one target; `kind` names the record that holds the image."""
+    """The code of a module for one target. `kind` is the kind of record that holds the image."""
 
     target: Target
     kind: str
 
 
 class Assembler:
-    """Assembles modules for some targets, from several threads at once."""
+    """Assembles modules for several targets. Several threads can use it at once."""
 
     def __init__(self, targets: Iterable[Target], options: Options, cache: Cache) -> None:
         """Set up the back ends. Raises MissingError if one of them lacks its tool."""
@@ -39,7 +39,7 @@ class Assembler:
 
     @cached_property
     def checker(self) -> Assembler:
-        """Return an assembler that only checks modules, or this one if there are targets other than host."""
+        """Return an assembler that only checks modules. If there are targets other than host, it's this one."""
         return Assembler(self._targets, replace(self._options, check=True), self._cache) if self.is_host else self
 
     def assemble(self, text: bytes, name: str, target: Target) -> TargetCode:

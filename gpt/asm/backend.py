@@ -1,4 +1,4 @@
-"""Define the interface of a back end, which compiles PTX for one family of targets. backends.py lists them."""
+"""Define the interface of a back end, which compiles PTX for a family of targets. backends.py lists them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Options:
     line_info: bool = False
     tool: str | None = None  # path of the tool; None searches for one
     timeout: float = 600  # seconds per module
-    check: bool = False  # check the module only, without making code
+    check: bool = False  # only check the module, without generating code
 
 
 @dataclass(frozen=True)
 class AssembledModule:
-    """The result of assembling a module; `image` is the code to load.
+    """The result of assembling a module. `image` is the code to load.
 
-    `kernels` maps each kernel to the resources it needs, named like the fields of the record `kernel`; unknown values
-    are absent. `warnings` are (location, text). `report` is the tool's output; it's empty if the result comes from the
-    cache.
+    `kernels` has the resources that each kernel needs, with the same names as the fields of a `kernel` record; unknown
+    values are absent. `warnings` are pairs of location and text. `report` is the output of the tool, which is empty if
+    the result comes from the cache.
     """
 
     image: bytes
@@ -38,14 +38,18 @@ class AssembledModule:
     report: bytes = b""
 
     def pack(self, name: str) -> bytes:
-        """Return the bytes for the cache. Warnings lose the module's name, as another module may have the same text."""
+        """Return the bytes to store in the cache. Warnings lose the name of the module, because another module may have
+        the same text.
+        """
         warnings = [(where.removeprefix(name), where.startswith(name), fact) for where, fact in self.warnings]
         data: bytes = msgpack.packb([self.image, self.kernels, warnings], unicode_errors="surrogateescape")
         return data
 
     @classmethod
     def unpack(cls, data: bytes, name: str) -> AssembledModule | None:
-        """Restore a result from the cache for a module of this name; None if `pack` didn't write these bytes."""
+        """Restore a result from the cache, for a module with this name. Return None if the bytes weren't written by
+        `pack`.
+        """
         try:
             image, kernels, warnings = msgpack.unpackb(data, unicode_errors="surrogateescape")
             told = [(name + where if own else where, fact) for where, own, fact in warnings]
@@ -55,7 +59,7 @@ class AssembledModule:
 
 
 class Faults(MalformedError):
-    """A back end rejected a module: `found` lists its errors as (location, text)."""
+    """Raised if a back end rejects a module. `found` lists its errors as pairs of location and text."""
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         super().__init__(found[0][1], found[0][0])
@@ -63,7 +67,7 @@ class Faults(MalformedError):
 
 
 class Target(Protocol):
-    """A target to compile for. `str` gives its name in `--arch` and in records; targets compare by value."""
+    """A target for which to compile. `str` returns its name in `--arch` and in records. Targets can be compared."""
 
     @property
     def family(self) -> str:
@@ -74,7 +78,7 @@ T = TypeVar("T", bound=Target)
 
 
 class Backend(Protocol[T]):
-    """A compiler from PTX to code; several threads may call it at once."""
+    """A compiler from PTX to code. Several threads may use it at once."""
 
     kind: ClassVar[str]  # kind of the record that holds an image
 
@@ -86,11 +90,11 @@ class Backend(Protocol[T]):
         """Parse a word of `--arch`. Raises UsageError if it isn't a target of this back end."""
 
     def target_for(self, text: bytes, target: T) -> T:
-        """Return the target to use for a module when the user asks for `target`."""
+        """Return the target for which a module should be compiled if the user asks for `target`."""
 
     def key(self, text: bytes, target: T) -> list[bytes]:
-        """Return everything that the result of `make` depends on besides the text. Raises GptError if it can't take
-        this module.
+        """Return everything besides the text that the result of `make` depends on. Raises GptError if the module can't
+        be compiled.
         """
 
     def make(self, text: bytes, name: str, target: T) -> AssembledModule:

@@ -1,7 +1,7 @@
-"""Run jobs on several threads and return their results in the order of submission.
+"""Run jobs on several threads, and return their results in the order in which the jobs were submitted.
 
-Threads are enough, because another process (the compiler) does all the work. Two limits bound the queue: the number of
-jobs, and the bytes of the records in it.
+Threads are sufficient, because another process (the compiler) does the work. The queue is limited in two ways: by the
+number of jobs, and by the bytes of the records in it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ WINDOW = 128 << 20  # bytes of queued records
 
 class _Entry(NamedTuple, Generic[T, R]):
     futures: list[Future[T]]
-    done: SimpleQueue[Future[T]]  # finished futures; a queue, because a signal can interrupt waiting for it
+    done: SimpleQueue[Future[T]]  # finished futures; waiting for a queue can be interrupted by a signal
     finish: Callable[[list[Future[T]]], Iterable[R]]
     size: int
 
 
 class Backlog(Generic[T, R]):
-    """A queue of entries. Each has any number of jobs; once all are done, `finish` turns them into results."""
+    """A queue of entries, each of which has any number of jobs. Once all jobs of an entry are done, `finish` returns
+    its results.
+    """
 
     def __init__(self, threads: int, stop: Callable[[], None]) -> None:
-        """Start the threads. `stop` makes running jobs end soon."""
+        """Start the threads. `stop` makes jobs that are running end soon."""
         self._pool = ThreadPoolExecutor(threads)
         self._most = AHEAD * threads
         self._stop = stop
@@ -50,7 +52,7 @@ class Backlog(Generic[T, R]):
     def add(
         self, jobs: Iterable[Callable[[], T]], finish: Callable[[list[Future[T]]], Iterable[R]], size: int
     ) -> Iterator[R]:
-        """Submit an entry whose input has `size` bytes, and yield the results that are due."""
+        """Submit an entry whose input has `size` bytes, and yield the results of entries that are complete."""
         entry = _Entry[T, R]([], SimpleQueue(), finish, size)
         with signals.held():
             for job in jobs:

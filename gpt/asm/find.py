@@ -1,11 +1,11 @@
-"""Find ptxas, and choose one for a module if there are several.
+"""Find ptxas, and choose one for each module if several are installed.
 
-The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc and
-Triton's copy; the first to answer `--version` is the default. If it doesn't support a module's PTX version or
-target, the newest of the others that does takes its place. With `--ptxas` there are no others.
+The search order is `--ptxas`, `GPT_PTXAS`, `PATH`, `CUDA_HOME/bin`, `CUDA_PATH/bin`, the wheel nvidia-cuda-nvcc, and
+Triton's copy. The first ptxas to answer `--version` is the default. If it doesn't support the PTX version or the target
+of a module, the newest ptxas with support for both is used instead. With `--ptxas`, only that one is used.
 
-gpt-hook waits for `gpt-asm --tools` before each probed run, so modules that are needed only to run a ptxas are imported
-where it's run.
+gpt-hook waits for `gpt-asm --tools` before each run with probes. So modules that are needed only to run a ptxas are
+imported where it's run.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gpt.base.errors import GptError, MissingError
 if TYPE_CHECKING:
     from gpt.asm.targets import GpuTarget
 
-PATIENCE = 30  # seconds for an answer to --version
+PATIENCE = 30  # seconds that it may take to answer --version
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
 _ISA = re.compile(r"^(\d+)\.(\d+)$", re.MULTILINE)
 _NAMED = re.compile(r"'(sm_\w+)'")
 
 
 class Tool(NamedTuple):
-    """An installed ptxas. `identity` is all that it prints for --version, which differs between builds."""
+    """An installed ptxas. `identity` is what it prints for --version, which is different for each build."""
 
     path: str
     release: tuple[int, ...]
     identity: str
-    versions: frozenset[tuple[int, int]]  # PTX versions; empty if it can't list them
+    versions: frozenset[tuple[int, int]]  # PTX versions that it supports, or nothing if it can't list them
     targets: frozenset[str]
 
     @property
@@ -46,14 +46,16 @@ class Tool(NamedTuple):
         return "ptxas " + ".".join(map(str, self.release))
 
     def lacks(self, version: tuple[int, int] | None, target: GpuTarget) -> str | None:
-        """Return which of the two this ptxas doesn't support, or None if it supports both."""
+        """Return the version or the target if this ptxas doesn't support it, or None if it supports both."""
         if self.versions and version and version > max(self.versions):
             return f"PTX {version[0]}.{version[1]}"
         return str(target) if self.targets and str(target) not in self.targets else None
 
 
 class Tools:
-    """The installed ptxas, in search order. Each is run once, when it's first needed, to ask for its version."""
+    """The installed ptxas, in search order. Each of them is run only once, when it's first needed, to determine its
+    version.
+    """
 
     def __init__(
         self,
@@ -79,7 +81,8 @@ class Tools:
             return self._first(self._iter_tools())
 
     def choose(self, version: tuple[int, int] | None, target: GpuTarget) -> Tool:
-        """Return the default, or the newest ptxas that supports the PTX version and the target if the default doesn't.
+        """Return the default ptxas, or if it doesn't support the PTX version and the target, the newest ptxas with
+        support for both.
 
         Raises MissingError.
         """
@@ -117,7 +120,7 @@ class Tools:
             try:
                 tool = _ask(path)
             except GptError as error:
-                if self._named and not self._found:  # never replace a ptxas that the user named
+                if self._named and not self._found:  # a ptxas that the user named is never replaced
                     raise MissingError(str(error)) from None
                 self._failed = self._failed or str(error)
                 continue
@@ -126,9 +129,9 @@ class Tools:
 
 
 def iter_files(given: str | None, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield path, size and modification time (ns) of each compiler that may be used, without running any.
+    """Yield the path, size and modification time (in ns) of each compiler that may be used, without running any.
 
-    Raises MissingError if the ptxas that the user named doesn't exist.
+    Raises MissingError if the user named a ptxas that doesn't exist.
     """
     compiler = shutil.which(split_compiler(environment)[0])
     places = [_named(given, "--ptxas")] if given else _iter_places(environment)
@@ -138,7 +141,9 @@ def iter_files(given: str | None, environment: Mapping[str, str] = os.environ) -
 
 
 def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the words of the C compiler's command, of `CC` or `cc`. Raises MissingError if a quote isn't closed."""
+    """Return the command of the C compiler, from `CC` or else `cc`, as words. Raises MissingError if a quote isn't
+    closed.
+    """
     try:
         return shlex.split(environment.get("CC", "")) or ["cc"]
     except ValueError as error:
@@ -146,7 +151,7 @@ def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _named(path: str, what: str) -> str:
-    """Find a ptxas that the user named, like a shell: by its path or in PATH."""
+    """Find a ptxas that the user named in the same way as a shell: by its path, or in PATH."""
     found = shutil.which(path)
     if found is None:
         raise MissingError(f"{what}: no such executable", path)
@@ -161,12 +166,12 @@ def _iter_places(environment: Mapping[str, str]) -> Iterator[str]:
         if folder and (found := shutil.which("ptxas", path=folder)):
             yield os.path.abspath(found)
     folders = [Path(home, "bin") for home in (environment.get("CUDA_HOME"), environment.get("CUDA_PATH")) if home]
-    for place in _package("nvidia"):  # cu13 and later, and the wheels of CUDA 12 and 11
+    for place in _package("nvidia"):  # cu13 and later, and the wheels for CUDA 12 and 11
         folders += [*sorted(place.glob("cu[0-9]*/bin"), reverse=True), place / "cuda_nvcc" / "bin"]
     for place in _package("triton"):
         folders += [place / "backends" / "nvidia" / "bin", *place.glob("**/third_party/cuda/bin")]
     for place in folders:
-        for path in sorted(place.glob("ptxas*")):  # Triton has a ptxas-blackwell next to it
+        for path in sorted(place.glob("ptxas*")):  # Triton also has a ptxas-blackwell there
             if os.access(path, os.X_OK) and path.is_file():
                 yield str(path)
 
@@ -180,7 +185,9 @@ def _package(name: str) -> list[Path]:
 
 
 def _ask(path: str) -> Tool:
-    """Ask a ptxas for its version, PTX versions and targets. Raises GptError if the answer isn't from a ptxas."""
+    """Ask a ptxas for its version, and for the PTX versions and targets that it supports. Raises GptError if it doesn't
+    answer like a ptxas.
+    """
     identity = _output(path, "--version")
     found = _RELEASE.search(identity)
     if not found:
@@ -191,9 +198,10 @@ def _ask(path: str) -> Tool:
 
 
 def _output_if_any(path: str, option: str) -> str:
-    """Return what an option prints, or nothing if this ptxas doesn't have it (12.8 has no --list-version).
+    """Return what an option prints, or an empty string if this ptxas doesn't know it (12.8 has no --list-version).
 
-    A ptxas that lists nothing is used for every version and target; it reports an error if it can't assemble a module.
+    A ptxas that can't list what it supports is used for every version and target; it reports an error if it can't
+    assemble a module.
     """
     try:
         return _output(path, option)

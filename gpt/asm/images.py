@@ -1,4 +1,4 @@
-"""Turn a module's code into images that the driver can load, as records and as files."""
+"""Convert the code of a module to images that the driver can load, as records and as files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpt.stream import records, wire
 def iter_images(
     ptx: dict[str, Any], codes: Sequence[TargetCode], originals: Sequence[bytes | None], fatbin: Codec | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record for each target, such as a `cubin`, or a single `fatbin` if a codec for one is given.
+    """Yield a record for each target, such as a `cubin`, or if a codec for fatbins is given, a single `fatbin`.
 
-    Records for a target also hold the code without probes if `originals` has it.
+    If `originals` has the code without probes, the records for targets contain it, too.
 
     Raises MalformedError if the text can't be an element, and GptError if an image is too large for a record.
     """
@@ -36,7 +36,7 @@ def iter_images(
 
 
 def save(folder: Path, image: dict[str, Any]) -> Path:
-    """Write an image to a file atomically and return its path, which an OSError names too."""
+    """Write an image to a file atomically, and return its path. An OSError names it, too."""
     path = folder / file_name(image)
     with replacing(path) as file:
         file.write(image["data"])
@@ -44,7 +44,9 @@ def save(folder: Path, image: dict[str, Any]) -> Path:
 
 
 def file_name(image: dict[str, Any]) -> str:
-    """Return a name like `libfoo.3.sm_90.cubin`: the library without its suffix, the module's number, target, kind."""
+    """Return a name like `libfoo.3.sm_90.cubin`: the library without its suffix, the number of the module, the target,
+    and the kind.
+    """
     path = image["module"].rpartition("#")[0] or image["module"]
     stem = re.sub(r"[^\w.+-]", "_", Path(path).stem, flags=re.ASCII)[:100] or "module"
     arch = f".{image['arch']}" if "arch" in image else ""

@@ -1,7 +1,8 @@
 """Limit the registers of kernels in PTX.
 
-ptxas ignores `--maxrregcount` for a kernel that declares its block size (`.maxntid`, `.reqntid`) or its own limit, so
-the limit has to go into the text. If a kernel has two `.maxnreg`, the last one is used (both tried with ptxas 12.9).
+ptxas ignores `--maxrregcount` for a kernel that declares its block size (`.maxntid`, `.reqntid`) or a limit of its own,
+so the limit has to be in the text. If a kernel has two `.maxnreg`, the last one is used (we tried both with ptxas
+12.9).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LIMIT = compiled(r"\.maxnreg\s+(\d{1,9})\b")
 
 
 def limit_registers(module: Module, most: int) -> bytes:
-    """Return the module's text with `.maxnreg` added to each kernel; line numbers stay the same."""
+    """Return the text of a module in which each kernel has `.maxnreg`. The line numbers stay the same."""
     text, at = [], 0
     most = min(most, MOST)
     for item in module.entries:

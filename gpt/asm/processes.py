@@ -15,11 +15,11 @@ import time
 
 from gpt.base.errors import GptError
 
-MAX_OUTPUT = 64 << 20  # a report of 400 bytes for each of 160,000 kernels
+MAX_OUTPUT = 64 << 20  # enough for a report of 400 bytes about each of 160,000 kernels
 
 
 class Processes:
-    """The running compilers. `stop` kills them all."""
+    """The compilers that are running. `stop` kills them all."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -35,10 +35,9 @@ class Processes:
                 _kill_group(pid)
 
     def run(self, command: list[str], folder: str) -> tuple[int, bytes]:
-        """Run a command; return its exit status (negative for a signal) and its output, cut off at MAX_OUTPUT.
+        """Run a command. Return its exit status, which is negative for a signal, and its output, cut off at MAX_OUTPUT.
 
-        The command's temporary files go to the folder too, because it can't remove them itself if it's killed.
-        Raises TimeoutError.
+        Its temporary files go to the same folder, because it can't remove them if it's killed. Raises TimeoutError.
         """
         with self._lock:
             if self._stopped:
@@ -47,7 +46,7 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env={"PATH": os.defpath} | os.environ | {"TMPDIR": "."},  # without PATH, cc doesn't find ld
+                    env={"PATH": os.defpath} | os.environ | {"TMPDIR": "."},  # cc finds ld only if PATH is set
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

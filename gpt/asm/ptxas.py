@@ -21,7 +21,7 @@ from gpt.formats.nvinfo import read_needs
 
 @dataclass(frozen=True)
 class Assembled:
-    """A cubin, ptxas's reports on its functions, and warnings as (location, text)."""
+    """A cubin, what ptxas reported about its functions, and warnings as pairs of location and text."""
 
     cubin: bytes
     reports: dict[str, Report] = field(default_factory=dict)
@@ -47,13 +47,13 @@ class Ptxas:
         return GpuTarget(*parse_arch(word))
 
     def target_for(self, text: bytes, target: GpuTarget) -> GpuTarget:
-        """Return the target, or `sm_90a` in place of `sm_90` if the module requires it."""
+        """Return the target. If it's `sm_90` and the module requires `sm_90a`, return that."""
         return target.for_source(find_source(text))
 
     def key(self, text: bytes, target: GpuTarget) -> list[bytes]:
-        """Return the version of the ptxas to run and its arguments.
+        """Return the version and the arguments of the ptxas that will be used.
 
-        Raises GptError if the module is for another GPU, MissingError if no ptxas supports it.
+        Raises GptError if the module is for another GPU, and MissingError if no ptxas supports it.
         """
         source = find_source(text)
         if source and not target.runs(source):
@@ -73,7 +73,7 @@ class Ptxas:
 
 
 class Runner(Processes):
-    """Run ptxas from several threads at once. `stop` kills all of them."""
+    """Runs ptxas, from several threads at once. `stop` kills all processes."""
 
     def assemble(self, tool: Tool, text: bytes, name: str, target: GpuTarget, options: Options) -> Assembled:
         """Assemble a module, called `name` in messages.
@@ -120,8 +120,8 @@ def _arguments(options: Options) -> list[str]:
 def _resources(done: Assembled) -> dict[str, dict[str, int]]:
     """Return the resources that each kernel needs.
 
-    Registers, constant banks and the stack including callees come from the cubin. Only ptxas reports the spilled bytes
-    and the shared memory that the kernel itself declares.
+    Registers, constant banks, and the stack (callees included) are from the cubin. The number of spilled bytes,
+    and the shared memory that the kernel itself declares, are only in ptxas's report.
     """
     found: dict[str, dict[str, int]] = {}
     for name, needs in read_needs(done.cubin).items():

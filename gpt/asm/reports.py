@@ -1,8 +1,8 @@
-"""Parse the output of ptxas: its report on each kernel, and its messages.
+"""Parse the output of ptxas: its report about each kernel, and its messages.
 
-A message is a line `ptxas FILE, line N; error : TEXT`; it begins with the name of the executable. Code that a probe
-added ends in a comment `//@ FILE:LINE`, which gives its place in the probe's file with Python's escapes. A message
-about such a line names that place.
+A message is a line `ptxas FILE, line N; error : TEXT`, which begins with the name of the executable. Lines that a probe
+has added to the code end with a comment `//@ FILE:LINE`, with escapes as in Python, which says where they're from in
+the file of the probe. In messages about such a line, this location is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gpt.asm.backend import Faults, Target
 
 MODULE = "module.ptx"  # file name passed to ptxas
-MAX_LINES = 5  # errors reported per module
+MAX_LINES = 5  # limit for the errors reported about a module
 MAX_TEXT = 300  # characters per error
 
 _LINE = re.compile(rb"^\S+ (?:(.+?), line (\d+); )?(info|warning|error|fatal) *: (.*)$", re.MULTILINE)
@@ -23,13 +23,15 @@ _FRAME = re.compile(rb"^ +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"\b(\d+)(?:\+(\d+))? bytes smem")
 _ORIGIN = re.compile(rb"//@ (.+):(\d+)[ \t\r]*$")
-_NOTE = b"(C7"  # on performance, such as C7514: wgmma is serialized
+_NOTE = b"(C7"  # notes about performance, such as C7514: wgmma is serialized
 _EXTERN, _ABORTED = b"Unresolved extern", b"Ptx assembly aborted"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of `ptxas -v` on an entry. All but `registers` are bytes; `spills` is stores and loads together."""
+    """The report of `ptxas -v` about an entry. All numbers except `registers` are bytes. `spills` is the sum of stores
+    and loads.
+    """
 
     frame: int
     spills: int
@@ -41,10 +43,11 @@ _NOTHING = Report(0, 0)
 
 
 def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
-    """Return the report of `-v` on each entry, ignoring lines of unknown form.
+    """Return what `-v` reports about each entry. Lines of other forms are ignored.
 
-    Each entry has its own copy of the device functions it calls, which ptxas reports after it: their spills count as
-    the entry's. In relocatable code device functions are separate, and their reports precede the entries.
+    Each entry has copies of the device functions that it calls. ptxas reports about them after the entry, and their
+    spills count as the entry's. In relocatable code, device functions are separate, and the reports about them come
+    before those about entries.
     """
     reports: dict[str, Report] = {}
     entry = name = ""
@@ -72,7 +75,7 @@ def read_reports(output: bytes, relocatable: bool = False) -> dict[str, Report]:
 
 
 def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults | None:
-    """Return the errors for which ptxas rejected a module, None if it printed none."""
+    """Return the errors for which ptxas rejected a module, or None if its output has no errors."""
     found = find_messages(output, text, name, target, (b"error", b"fatal"))
     return Faults(found) if found else None
 
@@ -80,10 +83,11 @@ def find_faults(output: bytes, text: bytes, name: str, target: Target) -> Faults
 def find_messages(
     output: bytes, text: bytes, name: str, target: Target, levels: tuple[bytes, ...]
 ) -> list[tuple[str, str]]:
-    """Return the first messages of these levels without duplicates, with their places in the module or a probe's file.
+    """Return the first messages of these levels, without duplicates, each with its location in the module or in a
+    probe's file.
 
-    Messages of level `info` are part of the report, except notes on performance. The line that says that assembly was
-    aborted is dropped.
+    Messages of level `info` are part of the report, except for notes about performance. The line that says that
+    assembly was aborted is left out.
     """
     found: dict[tuple[str, str], None] = {}
     lines: list[bytes] | None = None
@@ -94,7 +98,7 @@ def find_messages(
         if len(found) == MAX_LINES:
             more += 1
             continue
-        if number and file != MODULE.encode():  # from a `#line` or `.loc` of the module
+        if number and file != MODULE.encode():  # it's from a `#line` or `.loc` in the module
             found[f"{name}: {shorten(file)}:{number.decode()}", shorten(fact)] = None
         elif number:
             lines = text.split(b"\n") if lines is None else lines
@@ -108,7 +112,7 @@ def find_messages(
 
 
 def _place(lines: list[bytes], number: int, name: str) -> str:
-    """Return the origin of a line: a place in a probe's file or in the module."""
+    """Return where a line is from: a location in the file of a probe, or in the module."""
     origin = _ORIGIN.search(lines[number - 1]) if 0 < number <= len(lines) else None
     if origin:
         return f"{origin[1].decode('unicode_escape', 'replace')}:{int(origin[2])}"
@@ -116,6 +120,6 @@ def _place(lines: list[bytes], number: int, name: str) -> str:
 
 
 def shorten(text: bytes) -> str:
-    """Return the first line, cut off at MAX_TEXT characters."""
+    """Return the first line of a text, cut off at MAX_TEXT characters."""
     line = text.strip().partition(b"\n")[0].decode(errors="replace").strip()
     return (line if len(line) <= MAX_TEXT else line[:MAX_TEXT] + "...") or "no message"

@@ -1,4 +1,4 @@
-"""Assemble the modules of a stream, keeping its order."""
+"""Assemble the modules in a stream. The order of records is preserved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpt.ptx.scan import scan_module
 from gpt.stream import records
 from gpt.stream.stage import Stage
 
-MAX_WARNINGS = 3  # reported per module
+MAX_WARNINGS = 3  # limit for the warnings reported about a module
 
 Records = Iterator[dict[str, Any]]
 
 
 class Assembly:
-    """One run of gpt-asm: passes the modules of a stream to the assembler, and turns the results into records."""
+    """A run of gpt-asm: passes the modules of a stream to the assembler, and converts the results to records."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class Assembly:
         self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Submit a record, and yield the finished ones at the head of the queue; a `ptx` is followed by its results."""
+        """Submit a record, and yield the records at the beginning of the queue that are complete. The results of a
+        `ptx` follow it.
+        """
         size = len(getattr(record, "raw", b""))
         if record["kind"] != "ptx":
             yield from self._backlog.add([], lambda _: [record], size)
@@ -68,10 +70,10 @@ class Assembly:
             return
         texts = [record["data"]] + ([record["original"]] if self._compare and "original" in record else [])
         kernels, assembler = record.get("only", self._kernels), self._assembler
-        if want == "load" and len(record["kernels"]) != 1:  # the code of a single kernel is wanted at once
+        if want == "load" and len(record["kernels"]) != 1:  # only the code of a single kernel is requested immediately
             assembler = assembler.checker
         if self._host and kernels == record["kernels"]:
-            kernels = []  # ptxas checks what a kernel doesn't need, too
+            kernels = []  # ptxas also checks what no kernel needs
         try:
             texts = [_cut(text, record["module"], kernels) for text in texts]
             if limit := record.get("registers"):
@@ -86,7 +88,7 @@ class Assembly:
         except MissingError:
             if want != "load":
                 raise
-            targets = []  # the loader gets the outline now, and requests code later
+            targets = []  # the loader gets the outline now, and requests the code later
         jobs = [partial(assembler.assemble, text, record["module"], target) for text in texts for target in targets]
         yield from self._backlog.add(jobs, partial(self._finish, record, len(targets)), size)
 
@@ -102,9 +104,10 @@ class Assembly:
                 yield from self._tell(error, record, set())
 
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
-        """Yield the record and the results of its jobs.
+        """Yield the record, and the results of its jobs.
 
-        The first `count` jobs assembled modules with probes. The others, if there are any, did the same without probes.
+        The first `count` jobs have assembled modules with probes. If there are others, they've assembled the same
+        modules without probes.
         """
         yield from self._begin(record)
         told: set[tuple[str, str]] = set()
@@ -150,7 +153,9 @@ class Assembly:
                 yield records.make("kernel", id=record["id"], name=name, arch=str(code.target), **needs, **without)
 
     def _keep_reports(self, record: dict[str, Any], reports: dict[str, list[bytes]]) -> Records:
-        """Save ptxas's output for a kernel, with and without probes, to the folder that gpt-ptx-probe made for it."""
+        """Save what ptxas printed about a kernel, with and without probes, in the folder that gpt-ptx-probe has made
+        for it.
+        """
         files = {name: b"".join(found) for name, found in reports.items() if any(found)}
         if keeping() and "original" in record and files:
             try:
@@ -159,7 +164,7 @@ class Assembly:
                 yield self._stage.warn(str(error.filename), f"GPT_KEEP: {error.strerror or error}")
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
-        """Yield a `diag` for each fault of a module that wasn't reported yet, and add it to `told`."""
+        """Yield a `diag` for each fault of a module that isn't in `told` yet, and add it there."""
         ref = record["module"]
         if isinstance(error, OSError):
             error = GptError.of(error, error.filename or ref)
@@ -180,5 +185,7 @@ class Assembly:
 
 
 def _cut(text: bytes, name: str, kernels: list[str]) -> bytes:
-    """Blank out the parts of the text that the given kernels don't need; without kernels, return all of it."""
+    """Replace the parts of a module that these kernels don't need by spaces. Without kernels, return all of the
+    text.
+    """
     return blanked(scan_module(text, name), kernels) if kernels else text

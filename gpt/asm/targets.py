@@ -15,7 +15,9 @@ class GpuTarget(Arch):
         return "sm"
 
     def for_source(self, source: GpuTarget | None) -> GpuTarget:
-        """Return `source` if it's the `a` variant of this target (the same GPU, such as `sm_90a`), else this target."""
+        """Return `source` if it's a variant of this target for the same GPU, such as `sm_90a`. Otherwise, return this
+        target.
+        """
         return source if source and source.suffix == "a" and self == source._replace(suffix="") else self
 
     def runs(self, source: GpuTarget) -> bool:

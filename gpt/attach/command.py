@@ -25,18 +25,18 @@ from gpt.stream import wire
 from gpt.stream.stage import STDIN, STDOUT
 
 TOOL = "gpt-attach"
-FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux: the pid namespace outside of all containers
+FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux: the pid namespace outside of all containers
 TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
 
 
 class Output:
-    """The trace file. It's created at the first write, so that an earlier failure leaves an existing file alone.
+    """The trace file. It's created by the first write, so that an earlier failure doesn't affect an existing file.
 
-    Like a trace of gpt-hook run, it grows while the process is watched, and says itself whether it's complete.
+    Like a trace of gpt-hook run, it grows while the process is being watched, and says itself whether it's complete.
     """
 
     def __init__(self, name: str, force: bool) -> None:
-        """Choose the file. Raises GptError if it exists, and OSError if no file can be made there."""
+        """Choose the file. Raises GptError if it exists, and OSError if it can't be created."""
         self.name = STDOUT if name == "-" else name
         self._file: IO[bytes] | None = open(os.dup(1), "wb") if name == "-" else open_stream(Path(name))
         if not self._file and not force and os.path.lexists(name):
@@ -70,9 +70,10 @@ class AttachOptions(NamedTuple):
 
 
 def write_program(asked: AttachOptions, live: bool = False) -> tuple[str, list[DriverFile]]:
-    """Return the bpftrace program and the files to watch. Raises GptError if nothing can be watched.
+    """Return the bpftrace program, and the files to watch. Raises GptError if there's nothing that can be watched.
 
-    `live` means that the program runs now, with the descriptors of these files, rather than by itself later.
+    With `live`, the program runs now, with the descriptors of these files. Otherwise, it's a program to be run by
+    itself later.
     """
     wanted = driver.read_functions(asked.calls)
     files = _find_files(asked)
@@ -132,13 +133,13 @@ def _machine(pid: int | None) -> Machine:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     clocks = time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC
     pairs = [tuple(map(time.clock_gettime_ns, clocks)) for _ in range(9)]
-    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # the clocks are read one after another
+    suspended = max(0, min(boot - monotonic for boot, monotonic in pairs))  # the clocks are read one after the other
     commands = {pid: _read_command(pid)} if pid else {}
     return Machine(os.uname().nodename, boot_id, suspended if suspended > 100_000 else 0, commands)
 
 
 def watch(asked: AttachOptions, output: Output) -> int:
-    """Watch, and write the trace. Returns the exit status; raises GptError if it can't be done."""
+    """Watch processes, and write the trace. Returns the exit status. Raises GptError if it can't be done."""
     bpftrace = find_bpftrace()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # bpftrace inherits it, and needs a descriptor per probe
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -154,7 +155,7 @@ def watch(asked: AttachOptions, output: Output) -> int:
             yield line
 
     told: list[str] = []
-    with closing(watching.lines(asked.duration)) as printed:  # ends bpftrace whatever happens
+    with closing(watching.lines(asked.duration)) as printed:  # ends bpftrace in any case
         status = convert(lines(printed), output, asked.quiet, _command_of, live=watching)
     if watching.fault:
         messages.say(TOOL, "warning", output.name, f"bpftrace {watching.fault}: the trace is interrupted")
@@ -192,9 +193,9 @@ def convert(
     live: Watching | None = None,
     source: str = "",
 ) -> int:
-    """Turn lines of bpftrace into a trace, and report its contents. Returns the exit status.
+    """Convert lines of bpftrace to a trace, and report its contents. Returns the exit status.
 
-    `live` is the process that prints the lines right now.
+    `live` is the process that's printing the lines, if any.
     """
     segments = SegmentWriter(command)
     for event in iter_events(lines):

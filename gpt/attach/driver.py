@@ -1,8 +1,8 @@
-"""Find the functions of the driver to watch, from gpt-hook's table, and the files that contain them.
+"""Find the functions of the driver to watch, in gpt-hook's table, and the files that contain them.
 
-A uprobe belongs to an inode, so each file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
+A uprobe belongs to an inode. So each file is opened once, here, through /proc/PID/map_files, and bpftrace gets the
 descriptor. Any user can choose the path by which a process maps a file. So the path is compared with a pattern and
-shown in messages, but never written into a program, and root doesn't open it.
+shown in messages, but it's never part of a program, and root doesn't open it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpt.formats.source import Source
 LIBRARY = "libcuda.so.1"
 DRIVER = re.compile(r"/libcuda\.so(\.[\w.]+)?( \(deleted\))?$")  # libcuda.so.1 is a link: the mapped file is .580.159
 ELF, CLASS, BITS_64 = b"\x7fELF", 4, 2
-WORD = re.compile(r"\w+", re.ASCII)  # the only text from outside that may go into a program
+WORD = re.compile(r"\w+", re.ASCII)  # no other text from outside may be part of a program
 VALUE = re.compile(r"(\w+)=(\*?\w+)", re.ASCII)
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
                    ("size", "<u8")])  # fmt: skip
 MAX_SYMBOLS = 64 << 20  # bytes of the symbol table, and of its names
-MAX_DRIVERS = 64  # each takes hundreds of probes, and any user can map any number of root's files by this name
-MAX_SYMBOL = 128  # bytes of a name that are read: functions of the driver have shorter ones
+MAX_DRIVERS = 64  # each requires hundreds of probes, and any user can map any number of root's files under such a name
+MAX_SYMBOL = 128  # bytes of a name that are read; the names of driver functions are shorter
 
 
 class DriverFunction(NamedTuple):
-    """A line of `gpt-hook functions`: `values` maps meanings to arguments, `*0` or `1`; `how` is for special cases."""
+    """A line of `gpt-hook functions`. `values` maps meanings to arguments, `*0` or `1`; `how` is for special cases."""
 
     symbol: str
     name: str
@@ -48,7 +48,7 @@ class DriverFunction(NamedTuple):
 
 
 class DriverFile(NamedTuple):
-    """A driver: an open descriptor, its name for people, and a path to it that no other user could have chosen."""
+    """A driver: an open descriptor, its name for people, and a path to it that no other user can have chosen."""
 
     file: int
     name: str
@@ -62,9 +62,10 @@ class DriverFile(NamedTuple):
 
 
 def read_functions(calls: str | None) -> list[DriverFunction]:
-    """Return the functions that `calls` selects, in gpt-hook's syntax; None selects waits and recorded arguments.
+    """Return the functions that `calls` selects, in the syntax of gpt-hook. None selects waits, and calls whose
+    arguments are recorded.
 
-    Raises UsageError if gpt-hook doesn't know a word, MissingError if there's no gpt-hook.
+    Raises UsageError if gpt-hook doesn't know a word, and MissingError if there's no gpt-hook.
     """
     hook = os.environ.get("GPT_HOOK") or shutil.which("gpt-hook")
     if not hook:
@@ -90,7 +91,7 @@ def _parse(words: list[str]) -> DriverFunction:
 
 
 def exports(file: int, name: str) -> set[str]:
-    """Return the names of the functions in an open library. Raises GptError if it can't be watched."""
+    """Return the names of the functions in an open library. Raises GptError if the library can't be watched."""
     source = Source(name, file)
     try:
         if source.pread(0, 5) == ELF + b"\x01":
@@ -112,7 +113,7 @@ def exports(file: int, name: str) -> set[str]:
 
 
 def open_library(path: str) -> DriverFile:
-    """Open a library that the user names. Raises GptError if it can't be."""
+    """Open a library that the user has named. Raises GptError if that fails."""
     try:
         file = _open_regular(path)
     except (OSError, ValueError):
@@ -123,10 +124,10 @@ def open_library(path: str) -> DriverFile:
 
 
 def _open_regular(path: str) -> int | None:
-    """Open a file for reading, or return None if it isn't regular: opening a device or pipe can block or have side
-    effects. O_NONBLOCK is for regular files: their owner can hold a lease, which blocks others for 45 seconds.
+    """Open a file for reading. Return None if it isn't a regular file: opening a device or a pipe can block or have
+    side effects. O_NONBLOCK is for regular files: their owner can hold a lease, which blocks others for 45 seconds.
 
-    Raises OSError; ValueError for an impossible path; MissingError if no descriptor is left.
+    Raises OSError; ValueError for an impossible path; and MissingError if no descriptor is left.
     """
     with _counted(path):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -140,7 +141,9 @@ def _open_regular(path: str) -> int | None:
 
 @contextmanager
 def _counted(where: object) -> Iterator[None]:
-    """Raise MissingError when descriptors run out: skipping that file would mean skipping every later one, too."""
+    """Raise MissingError if there are no descriptors left: skipping this file would mean skipping every later one,
+    too.
+    """
     try:
         yield
     except OSError as error:
@@ -152,14 +155,14 @@ def _counted(where: object) -> Iterator[None]:
 
 
 def find_driver(pid: int) -> list[DriverFile]:
-    """Return the drivers that a process has mapped. Raises GptError if it has none, or can't be watched."""
+    """Return the drivers that a process has mapped. Raises GptError if it hasn't mapped any, or can't be watched."""
     where = f"process {pid}"
     folder = Path(f"/proc/{pid}")
     if not folder.exists():
         raise GptError("no such process", where)
     try:
         found_id = re.search(r"^Tgid:\s*(\d+)$", (folder / "status").read_text(errors="replace"), re.M)
-        if found_id and int(found_id[1]) != pid:  # folders of threads exist, but aren't listed
+        if found_id and int(found_id[1]) != pid:  # the folders of threads exist, but aren't listed
             raise GptError(f"a thread of process {found_id[1]}: name that", where)
         maps = _read_maps(folder)
     except PermissionError:
@@ -195,8 +198,8 @@ def _read_maps(folder: Path) -> str:
 
 
 def iter_files(pid: int, maps: str) -> Iterator[DriverFile]:
-    """Open the drivers among the mappings of a process, one at a time: a file can be mapped thousands of times."""
-    for line in maps.split("\n"):  # not splitlines: the kernel escapes no other line end
+    """Open the drivers in the mappings of a process, one at a time, because a file can be mapped thousands of times."""
+    for line in maps.split("\n"):  # not splitlines, because the kernel escapes no other line ends
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and "x" in fields[1] and DRIVER.search(fields[5]):
             place = f"/proc/{pid}/map_files/{_range(fields[0])}"
@@ -212,7 +215,7 @@ class Drivers:
         self._files: dict[tuple[int, int], DriverFile] = {}
 
     def add(self, one: DriverFile) -> None:
-        """Take an open file; close it if it's here already."""
+        """Add an open file, or close it if it has been added before."""
         if self._files.setdefault(one.id, one) is not one:
             os.close(one.file)
 
@@ -223,7 +226,7 @@ class Drivers:
 
 
 def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
-    """Open the file of a mapping. Returns None if the process has ended, or if the file can't be opened."""
+    """Open the file of a mapping. Return None if the process has ended, or if the file can't be opened."""
     try:
         return _open_regular(place)
     except PermissionError as error:
@@ -239,7 +242,7 @@ def _open_mapped(place: str, path: str, device: str, inode: str) -> int | None:
 
 
 def _open_same(path: str, device: str, inode: str) -> int | None:
-    """Open the file of a mapping by its path, if it's still that file. Raises what _open_regular does."""
+    """Open the file of a mapping by its path, if it's still the same file. Raises the same errors as _open_regular."""
     file = _open_regular(path)
     if file is not None:
         status = os.fstat(file)
@@ -250,17 +253,18 @@ def _open_same(path: str, device: str, inode: str) -> int | None:
 
 
 def _range(text: str) -> str:
-    """Convert an address range from /proc/PID/maps, which has leading zeros, to the form of map_files."""
+    """Convert an address range in /proc/PID/maps, which has leading zeros, to the form that map_files uses."""
     return "-".join(f"{int(end, 16):x}" for end in text.split("-"))
 
 
 def find_all() -> tuple[list[DriverFile], list[str]]:
-    """Open root's drivers that any process has mapped, and the dynamic linker's, each file once.
+    """Open the drivers that belong to root, if any process has mapped them or the dynamic linker knows them, each file
+    once.
 
-    Also return the names of drivers that belong to other users. bpftrace attaches to nothing if it can't attach to one
-    function, and another user's file can be built so that it can't.
+    Also return the names of drivers that belong to other users. If bpftrace can't attach to one of its functions, it
+    doesn't attach to any, and another user's file can be made in such a way.
 
-    Raises MissingError if they can't all be opened, and GptError if there are too many.
+    Raises MissingError if not all of them can be opened, and GptError if there are too many.
     """
     found = Drivers()
     foreign: dict[tuple[int, int], str] = {}

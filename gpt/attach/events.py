@@ -1,4 +1,5 @@
-"""Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
+"""Parse the output of bpftrace line by line, and yield events. It's JSON (`bpftrace -f json`) or text, and may be
+truncated.
 
 In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, a name may have
 newlines: it goes on to the tag that `begin` announces, and a program can't know that. So nothing within a name counts,
@@ -22,7 +23,7 @@ MAX_NAME = 1 << 10  # bytes of a line with a part of a name
 
 
 class Call(NamedTuple):
-    """A call that returned. With `kernel` it's a function of the system's kernel, not of the driver."""
+    """A call that returned. With `kernel`, it's a function of the system's kernel and not of the driver."""
 
     kernel: bool
     pid: int
@@ -35,7 +36,7 @@ class Call(NamedTuple):
 
 
 class NamePart(NamedTuple):
-    """A part of the name that a call looks up."""
+    """A part of a name that a call looks up."""
 
     pid: int
     tid: int
@@ -45,7 +46,7 @@ class NamePart(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A call that hasn't returned: the number of its `function`, and the values stored when it began."""
+    """A call that hasn't returned: the number of its `function`, and the values that were stored when it began."""
 
     pid: int
     tid: int
@@ -62,13 +63,13 @@ class Note(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Events that bpftrace had no room for."""
+    """The number of events for which bpftrace had no room."""
 
     events: int
 
 
 class Strange(NamedTuple):
-    """A line that makes no sense."""
+    """An invalid line."""
 
     line: str
 
@@ -77,7 +78,7 @@ Event = Call | NamePart | UnderWay | Note | Lost | Strange
 
 
 def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Yield the events of lines; one without a newline was truncated, and is Strange."""
+    """Yield the events in these lines. A line without a newline was truncated, so it's Strange."""
     tag: str | None = None
     is_json: bool | None = None  # not known yet
     name = ""  # the beginning of a name with newlines
@@ -202,12 +203,12 @@ def _id(value: int) -> int:
 
 
 def _word(value: Any) -> int:
-    """Return a number as unsigned 64 bits; bpftrace prints some with a sign."""
+    """Return a number as an unsigned 64-bit integer. bpftrace prints some of them with a sign."""
     if type(value) is not int:
         raise ValueError
     return value & (1 << 64) - 1
 
 
 def _signed(value: int) -> int:
-    """Return the C int in a register, whose upper half means nothing."""
+    """Return the C int in a register, whose upper half is undefined."""
     return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -1,7 +1,8 @@
-"""Choose functions of NVIDIA's kernel modules for kprobes: entry points of programs, and reports of the GPU.
+"""Choose functions of NVIDIA's kernel modules for kprobes: entry points for programs, and functions called when the GPU
+reports something.
 
-The names come from the open modules, releases 515 to 580. Alternatives in a tuple call each other, so the first one
-that this kernel has is used. Inlined or stripped functions aren't in /proc/kallsyms, and can't be watched.
+The names come from the open modules, releases 515 to 580. The alternatives in a tuple call each other, so only the
+first that exists in this kernel is used. Inlined or stripped functions aren't in /proc/kallsyms, and can't be watched.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ESCAPES = {0x29: "NV_ESC_RM_FREE", 0x2A: "NV_ESC_RM_CONTROL", 0x2B: "NV_ESC_RM_A
 
 
 def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
-    """Return the functions to watch that this kernel has. Raises MissingError if it has none."""
+    """Return the functions of this kernel to watch. Raises MissingError if it has none of them."""
     found = re.findall(r"^[0-9a-f]+ [tT] (\S+)\t\[(\w+)\]$", symbols.read_text(), re.M)
     has = {name for name, module in found if module in MODULES}
     chosen = [next((name for name in names if name in has), None) for names in WANTED]
@@ -43,9 +44,10 @@ def find_functions(symbols: Path = Path("/proc/kallsyms")) -> list[str]:
 
 
 def probes(names: list[str], tag: str, when: str = "") -> list[str]:
-    """Write probes that print a `kernel` line per call; for an ioctl, with its number and words of its argument.
+    """Return probes that print a `kernel` line for each call. For an ioctl, it has the number, and words of the
+    argument.
 
-    `tag` is the tag of the program, `when` a predicate for all probes.
+    `tag` is the tag of the program, and `when` a predicate for all probes.
     """
     lines = []
     for number, name in enumerate(names):
@@ -66,7 +68,7 @@ def probes(names: list[str], tag: str, when: str = "") -> list[str]:
 
 
 def name_request(request: int, fields: dict[str, int]) -> tuple[str, int | None]:
-    """Return the name of an ioctl, and its command (of a control) or class (of an allocation)."""
+    """Return the name of an ioctl, and the command of a control or the class of an allocation."""
     name = ESCAPES.get(request & 0xFF) if request >> 8 & 0xFF == ord("F") else None
     command = {"NV_ESC_RM_CONTROL": "command", "NV_ESC_RM_ALLOC": "class"}.get(name or "")
     return name or f"{request:#x}", fields.get(command) if command else None

@@ -1,4 +1,6 @@
-"""A watched process: the rows of its calls until they're written, and the ids of its functions and kernels."""
+"""A process that's being watched: the rows of its calls that haven't been written, and the ids of its functions and
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gpt.trace.apis import find_api
 Record = dict[str, Any]
 
 BASE = [("start", "u64"), ("duration", "u64"), ("api", "u32"), ("result", "i32")]
-LAYOUTS: dict[str, list[tuple[str, str]]] = {  # fields besides BASE; a call's fields decide its layout
+LAYOUTS: dict[str, list[tuple[str, str]]] = {  # fields besides BASE; the fields of a call determine its layout
     "launch": [("stream", "u64"), ("function", "u32"), ("shared", "u32"), ("grid_x", "u32"), ("grid_y", "u32"),
                ("grid_z", "u32"), ("block_x", "u16"), ("block_y", "u16"), ("block_z", "u16"), ("cooperative", "u8")],
     "memory": [("to", "u64"), ("from", "u64"), ("bytes", "u64"), ("stream", "u64")],
@@ -44,7 +46,7 @@ class _Rows:
         self._rows.append((*base, *more))
 
     def records(self, thread: int) -> Iterator[Record]:
-        """Yield the stored rows, in the order in which the calls began, and forget them."""
+        """Yield the stored rows, in the order in which the calls began, and remove them."""
         self._rows.sort()
         stride = self._dtype.itemsize
         for at in range(0, len(self._rows), ROWS):
@@ -61,25 +63,25 @@ def _layout_of(fields: tuple[str, ...]) -> str:
 
 
 class WatchedProcess:
-    """A process: its unwritten rows and records, and the ids of its functions and kernels."""
+    """A process: the rows and records that haven't been written, and the ids of its functions and kernels."""
 
     def __init__(self, number: int, header: Record) -> None:
         self.number = number  # index of its header in the stream
         self.header = header
         self.calls = 0
         self.launches: Counter[int] = Counter()  # by function
-        self.last: dict[int, int] = {}  # when the last call of a thread began
+        self.last: dict[int, int] = {}  # by thread, when its last call began
         self.ready: list[Record] = []  # records to write before the rows
         self.functions: dict[int, int] = {}  # ids by handle
         self.names: dict[int, str] = {}  # names by these ids
-        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the id, and its first use
+        self._early: dict[int, tuple[int, int]] = {}  # handles without a name: the id, and when it was first used
         self.ioctls: dict[int, list[Record]] = {}  # by thread
-        self._numbers = 0  # ids given out so far
+        self._numbers = 0  # number of ids assigned so far
         self._apis: dict[str, int] = {}
         self._rows: dict[tuple[int, str], _Rows] = {}
 
     def api(self, symbol: str, kernel: bool) -> int:
-        """Return the id of a function, after making its record if the function is new."""
+        """Return the id of a function. If it's new, make a record for it."""
         if symbol not in self._apis:
             number = self._apis[symbol] = len(self._apis) + 1
             type_, op, name, _ = ("other", "kernel", symbol, symbol) if kernel else find_api(symbol)
@@ -87,7 +89,7 @@ class WatchedProcess:
         return self._apis[symbol]
 
     def function(self, handle: int, start: int) -> int:
-        """Return the id of a handle that a call uses at `start`."""
+        """Return the id for a handle that a call used at the time `start`."""
         number = self.functions.get(handle)
         if number is None:
             number = self.functions[handle] = self._new_number()
@@ -96,9 +98,11 @@ class WatchedProcess:
         return number
 
     def look_up(self, handle: int, name: str, start: int) -> None:
-        """Note that a look-up at `start` returned the handle: from then on it means a function of this name."""
+        """Record that a look-up at the time `start` returned this handle. From then on, it stands for a function with
+        this name.
+        """
         number, used = self._early.get(handle, (0, 0))
-        if number and start <= used:  # another CPU's line about its use arrived first
+        if number and start <= used:  # a line of another CPU about its use arrived earlier
             del self._early[handle]
             self._name(number, name)
         if self.names.get(self.functions.get(handle, 0)) != name:
@@ -114,19 +118,19 @@ class WatchedProcess:
         return self._numbers
 
     def add(self, thread: int, base: tuple[int, int, int, int], values: dict[str, int]) -> None:
-        """Add a row, in the layout that has its values."""
+        """Add a row, in the layout for its values."""
         layout = _layout_of(tuple(values))
         self._rows.setdefault((thread, layout), _Rows(layout)).add(base, values)
         self.calls += 1
 
     def settle(self, thread: int, start: int, duration: int) -> None:
-        """After a call of the driver returned, make it the parent of the ioctls made during it."""
+        """Called when a call of the driver has returned: make it the parent of the ioctls that were made during it."""
         for record in self.ioctls.get(thread, ()):
             if "parent" not in record and start <= record["start"] < start + duration:
                 record["parent"] = start
 
     def take(self, last: bool = False) -> Iterator[Record]:
-        """Yield the records to write. Unless it's the `last` time, ioctls wait a while for their calls."""
+        """Yield the records to write. Unless this is the `last` time, ioctls may have to wait for their calls."""
         yield from self.ready
         self.ready.clear()
         for thread, found in list(self.ioctls.items()):
@@ -139,7 +143,7 @@ class WatchedProcess:
 
     @property
     def newest(self) -> int:
-        """Time at which the last call began."""
+        """The time at which the last call began."""
         return max(self.last.values(), default=0)
 
     def counts(self) -> Iterator[Record]:

@@ -37,12 +37,12 @@ from typing import NamedTuple
 from gpt.attach.driver import WORD, DriverFunction
 from gpt.base.errors import UsageError
 
-PART_BYTES, PARTS = 63, 16  # a name is read in parts: bpftrace keeps strings on BPF's 512-byte stack
+PART_BYTES, PARTS = 63, 16  # a name is read in parts, because bpftrace keeps strings on BPF's 512-byte stack
 BEAT_MS = 500
 MAX_COMMAND = 1000  # bytes of a command line
 PLACE = re.compile(r"[\w./+-]+", re.ASCII)  # a colon would end the path of a file
-NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # the argument with the name to look up
-ALIASES = {"cuKernelGetFunction": 1}  # the argument with the kernel that gets another handle
+NAMED = {"cuModuleGetFunction": 2, "cuLibraryGetKernel": 2}  # the argument that has the name
+ALIASES = {"cuKernelGetFunction": 1}  # the argument that has the kernel, which gets another handle
 
 U32 = "*(uint32 *)({} + {})"
 U64 = "*(uint64 *)({} + {})"
@@ -59,7 +59,9 @@ class Stored(NamedTuple):
 
 
 class FunctionProbes(NamedTuple):
-    """The values that a function's two probes store and print; `first` are statements that run before that."""
+    """The values that the two probes of a function store and print. `first` are statements that are executed
+    before that.
+    """
 
     values: list[Stored]
     first: str = ""
@@ -95,7 +97,9 @@ LAUNCH_EX = [
 
 
 def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
-    """Return the values for CUDA_MEMCPY2D and 3D: each end has its memory type, the host address, the GPU address."""
+    """Return the values for CUDA_MEMCPY2D and 3D. Each end has a memory type, an address on the host, and an address on
+    the GPU.
+    """
     first = ""
     for name, at in (("to", to), ("from", source)):
         first += f"${name} = {U64.format('arg0', at + 16)}; "
@@ -105,7 +109,7 @@ def _copied(to: int, source: int, sizes: Iterable[int]) -> FunctionProbes:
 
 
 def watch(function: DriverFunction) -> FunctionProbes:
-    """Return the values to print for a function's calls."""
+    """Return the values to print for the calls of a function."""
     values = [_value(field, where) for field, where in function.values.items()]
     match (function.how or "").rpartition("_"):
         case ("", "", "launch"):
@@ -135,26 +139,26 @@ def watch(function: DriverFunction) -> FunctionProbes:
 
 
 def _quote(path: str) -> str:
-    """Return a path in quotes, as bpftrace takes it. Raises UsageError if any character might have to be escaped."""
+    """Return a path in quotes, for bpftrace. Raises UsageError if any character in it might have to be escaped."""
     if not PLACE.fullmatch(path):
         raise UsageError("a program cannot name it: copy or link it to a path of letters, digits and . _ + - /", path)
     return f'"{path}"'
 
 
 def _word(text: str) -> str:
-    """Return a word unchanged if it's safe to write into a program. Raises ValueError otherwise."""
+    """Return a word if it's safe to be part of a program. Otherwise, raise ValueError."""
     if not WORD.fullmatch(text):
         raise ValueError(f"{text!r} in a program")
     return text
 
 
 def of_process(pid: int | None) -> str:
-    """Return a predicate for one process, because other watched processes may run the same code."""
+    """Return a predicate for one process, because other processes may run the code that's being watched."""
     return f"/pid == {pid}/ " if pid else ""
 
 
 def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int | None = None) -> str:
-    """Write the two probes of a function, for one process or for all."""
+    """Return the two probes of a function, for one process or for all of them."""
     watched = watch(function)
     symbol = _word(function.symbol)
     values = watched.values
@@ -186,7 +190,9 @@ def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int |
 
 
 def _size(function: DriverFunction) -> int:
-    """Return how many values are stored per call: calls with equally many share a map, whose tuples have one type."""
+    """Return how many values are stored for a call. Functions with the same number share a map, whose tuples have one
+    type.
+    """
     return max(len(watch(function).values) + (function.name in NAMED), 1)
 
 
@@ -195,18 +201,18 @@ def _group(expression: str) -> str:
 
 
 def _words(function: DriverFunction) -> str:
-    """List the values that a map stores per call."""
+    """Return the values that a map stores for a call."""
     values = watch(function).values
     return " ".join(value.field + "*" * ("*" in value.shown) for value in values)
 
 
 class Machine(NamedTuple):
-    """The machine and its clocks: `suspended` are the ns that CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
+    """The machine and its clocks. `suspended` is how many ns CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
 
     host: str
     boot_id: str
     suspended: int
-    commands: dict[int, bytes]  # /proc/PID/cmdline of the watched processes
+    commands: dict[int, bytes]  # /proc/PID/cmdline of the processes that are being watched
 
 
 def generate(
@@ -218,12 +224,12 @@ def generate(
     tag: str,
     pid: int | None = None,
 ) -> str:
-    """Return the program. `functions` are given with their files; `kernel` has additional probes, and `about` the lines
-    of a comment.
+    """Return the program. `functions` come with their files; `kernel` has additional probes, and `about` the lines of a
+    comment.
 
-    With `pid`, only calls of that process are printed; it counts in the machine's first pid namespace. `exits` says
-    that the kernel's tracepoints are available, to report when processes end. `tag` is the TAG of each line. Raises
-    UsageError for a file that can't be named safely.
+    With `pid`, only calls of that process are printed; it's a pid in the machine's first pid namespace. `exits` says
+    that the kernel's tracepoints are available, so that the end of processes can be reported. `tag` is the TAG in each
+    line. Raises UsageError for a file that can't be named safely.
     """
     listed = ", ".join(
         f"{number} {function.symbol} {_words(function)}" for number, (_, function) in enumerate(functions)

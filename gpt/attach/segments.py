@@ -1,11 +1,12 @@
-"""Turn what bpftrace printed into the records of a trace, with a segment for each process; segments are interleaved.
+"""Convert the output of bpftrace to the records of a trace, with a segment for each process. The segments are
+interleaved.
 
-Each line is a complete call, so lines may arrive in any order, depending on the CPUs' buffers; rows are sorted within
-each batch. Time stamps are CLOCK_MONOTONIC, so time that the machine was suspended is subtracted. If another CPU's
-clock lags behind, a duration can be negative: it's recorded as 1 ns.
+Each line is a complete call, so lines can arrive in any order, depending on the CPUs' buffers; rows are sorted within
+each batch. Time stamps are CLOCK_MONOTONIC, so the time for which the machine was suspended is subtracted. If the clock
+of another CPU lags behind, a duration can be negative: it's recorded as 1 ns.
 
-A kernel is identified by the handle that a look-up returned. If the look-up happened earlier, the handle gets an id,
-but no `function` record. A process id that appears again after an `exit` is a new process.
+A kernel is identified by the handle that a look-up returned. If the look-up happened before the recording, the handle
+gets an id, but no `function` record. If a process id occurs again after an `exit`, that's a new process.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from gpt.attach.program import ALIASES, BEAT_MS, NAMED, PART_BYTES, PARTS
 from gpt.stream import records
 from gpt.trace.apis import find_api
 
-KEPT = 1 << 15  # rows of all processes that are stored before they are written
+KEPT = 1 << 15  # rows of all processes that are kept before they're written
 LIMIT = 1 << 63  # for times in ns and counts
 BEAT = BEAT_MS * 1_000_000  # ns from one beat to the next
-MAX_NAMES = 1 << 16  # look-ups in progress
-BACKWARDS = 1 << 63  # longer durations are negative ones
+MAX_NAMES = 1 << 16  # look-ups that haven't returned
+BACKWARDS = 1 << 63  # longer durations are negative
 ROOM = "bpftrace's buffers were full, so calls or names are missing"
 BEFORE = "looked up before the process was watched: they have numbers only"
 
@@ -33,10 +34,11 @@ _find_api = lru_cache(4096)(find_api)
 
 
 class SegmentWriter:
-    """Take in events, and yield records. `command` returns the words that a process was started with.
+    """Converts events to records. `command` returns the words with which a process was started.
 
-    After the last event, `processes`, `calls` and `launches` are totals; `nameless` counts kernels without names,
-    `lost` events that bpftrace had no room for, and `strange` lines that made no sense (`example` is the first).
+    After the last event, `processes`, `calls` and `launches` are totals. `nameless` is the number of kernels without
+    names, `lost` the number of events for which bpftrace had no room, and `strange` the number of invalid lines, of
+    which `example` is the first.
     """
 
     def __init__(self, command: Callable[[int], list[str]]) -> None:
@@ -49,10 +51,10 @@ class SegmentWriter:
         self._now = 0  # the latest time in a `beat`, `exit` or `end` line
         self._commands: dict[int, list[str]] = {}
         self._machine: tuple[str, str | None] = ("", None)
-        self._keys: list[tuple[str, list[str]]] = []  # symbols and words for the maps' keys
+        self._keys: list[tuple[str, list[str]]] = []  # symbols, and words for the keys of the maps
         self._open: dict[int, WatchedProcess] = {}
         self._headers = 0
-        self._turn = -1  # the process whose records were written last
+        self._turn = -1  # the process whose records were written most recently
         self._kept = 0  # rows
         self._names: dict[tuple[int, int, int], dict[int, str]] = {}
         self._under_way: list[UnderWay] = []
@@ -62,7 +64,7 @@ class SegmentWriter:
         self._told = False  # True once a record reports lost events
 
     def add(self, event: Event) -> Iterator[Record]:
-        """Take in an event."""
+        """Add an event."""
         match event:
             case Call():
                 self._add_call(event)
@@ -108,7 +110,8 @@ class SegmentWriter:
                     self._now = _number(at)
                     yield from self._close(int(pid), over=True)
                 case Note("end", [at]):
-                    # bpftrace prints it after removing all probes, which may take a minute; beats stop before that.
+                    # bpftrace prints it after it has removed all probes, which may take a minute. Before that, beats
+                    # stop.
                     self._now = min(_number(at), self._now + BEAT if self._now else LIMIT)
                     self.ended = True
                     self._under_way, self._printed = [], []  # bpftrace prints the maps once more
@@ -141,7 +144,7 @@ class SegmentWriter:
         self._add_row(call, max(1, call.duration if call.duration < BACKWARDS else 1))
 
     def _add_ioctl(self, call: Call, device: str) -> None:
-        """Add an ioctl. It waits for the driver's call that it belongs to, because that returns later."""
+        """Add an ioctl. It waits for the driver call that it's part of, because that returns later."""
         name, command = name_request(call.fields.get("request", 0), call.fields)
         record = records.make(
             "ioctl", thread=call.tid, device=device, request=call.fields.get("request", 0), name=name, command=command,
@@ -181,7 +184,7 @@ class SegmentWriter:
         self._kept += 1
 
     def flush(self) -> Iterator[Record]:
-        """Yield everything known so far, and a `sync`."""
+        """Yield everything that's known so far, and a `sync`."""
         for process in self._open.values():
             found = list(process.take())
             if found:
@@ -205,13 +208,15 @@ class SegmentWriter:
         self._turn = process.number
 
     def finish(self, complete: bool) -> Iterator[Record]:
-        """Yield the remaining records. The segments only get an `end` if the input is `complete`."""
+        """Yield the remaining records. Segments get an `end` only if the input is `complete`."""
         self._add_under_way(self._printed if self.ended else self._under_way)
         for pid in list(self._open):
             yield from self._close(pid, over=complete)
 
     def _add_under_way(self, calls: list[UnderWay]) -> None:
-        """Add calls that have not returned, as rows with a duration of 0; skip calls that have returned since."""
+        """Add calls that haven't returned, as rows with a duration of 0. Skip calls that have returned in the
+        meantime.
+        """
         for one in calls:
             process = self._open.get(one.pid)
             if one.function >= len(self._keys) or (process and one.start <= process.last.get(one.tid, 0)):
@@ -245,7 +250,7 @@ def split_command(data: bytes) -> list[str]:
 
 
 def _number(text: str, limit: int = LIMIT) -> int:
-    """Parse a number of a note. Raises ValueError if it can't be a time."""
+    """Parse a number in a note. Raises ValueError if it can't be a time."""
     number = int(text)
     if not 0 <= number < limit:
         raise ValueError
@@ -253,7 +258,7 @@ def _number(text: str, limit: int = LIMIT) -> int:
 
 
 def _join(parts: dict[int, str]) -> str:
-    """Join the parts of a name. It ends in an ellipsis if it's longer than they are, or if a part was lost."""
+    """Join the parts of a name. If it's longer than they are, or if a part was lost, it ends with an ellipsis."""
     name = ""
     for part in range(PARTS):
         name += parts.get(part, "…")

@@ -1,10 +1,10 @@
-"""Keep results for later processes, in a folder of the user's cache with one file each, named by a digest of the
+"""Keep results for later processes, in a folder of the user's cache. Each result is a file, named after a digest of its
 inputs.
 
-The runtime has the same cache (runtime/common/cache.c; private.c says which folders can be trusted), and this module
-calls it through ctypes (libgptcache.so). On a machine without a runtime nothing is kept. A cache that is full, or can't
+The runtime has the same cache (runtime/common/cache.c; private.c decides which folders can be trusted), and this module
+calls it through ctypes (libgptcache.so). On a machine without a runtime, nothing is kept. A cache that's full, or can't
 be read or written, only costs time, so no function here raises OSError except make_private. A result is code that will
-run, so a folder that another user could have filled isn't used, and standard error says so once.
+be run, so a folder that another user could have filled isn't used, which is reported once on standard error.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def key_of(parts: Iterable[bytes]) -> str:
 
 
 class Cache:
-    """A folder of results with a size limit. Without a folder it keeps nothing."""
+    """A folder of results with a size limit. If there's no folder, nothing is kept."""
 
     def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
         self._folder = os.fsencode(folder.absolute()) if folder and b"\0" not in os.fsencode(folder) else None
@@ -122,7 +122,7 @@ class Cache:
             library.gpt_cache_free(data)
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep a result, unless it takes over an eighth of the limit or can't be written."""
+        """Keep a result, unless it's larger than an eighth of the limit, or can't be written."""
         library = load_runtime()
         if self._folder is None or library is None:
             return
@@ -132,7 +132,7 @@ class Cache:
 
 
 def _say(why: _Distrust) -> None:
-    if why.reason and not _said.is_set() and "GPT_CACHE_SAID" not in os.environ:  # gpt-hook has said so
+    if why.reason and not _said.is_set() and "GPT_CACHE_SAID" not in os.environ:  # gpt-hook has already reported it
         _said.set()
         where = os.fsdecode(why.where)
         messages.say("gpt", "warning", where, f"{why.reason.decode()}; {ADVICE}")

@@ -1,4 +1,4 @@
-"""The parts shared by all command lines: common options, running a stage, and reporting errors.
+"""The code that all command lines share: common options, running a stage, and reporting errors.
 
 A stage is a function with options (options.py, or typer's own) that's passed to `run`. It reads and writes through a
 `Stage` (gpt/stream/stage.py).
@@ -21,7 +21,7 @@ from gpt.base.printable import printable
 
 
 class Done(Exception):
-    """Raised by an option that has printed its answer: exit with status 0."""
+    """Raised by an option that has printed its answer, to exit with status 0."""
 
 
 def show(text: object) -> None:
@@ -105,12 +105,12 @@ def run(
     words_after: bool = False,
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Run a stage's command with sys.argv and return its exit status. It doesn't raise exceptions.
+    """Run the command of a stage with sys.argv, and return its exit status. It raises no exceptions.
 
-    With several commands, the first word chooses one; `about` is the text of --help for all of them, and `before` has
-    the options that may precede the command. With `words_after`, everything from the first operand on belongs to a
-    program that the stage runs, including options. `defaults` has values for options --NAME[=VALUE] that are given
-    without one.
+    If there are several commands, the first word chooses one; `about` is the text of --help for all of them, and
+    `before` has the options that may come before the command. With `words_after`, everything from the first operand on
+    belongs to a program that the stage runs, including options. `defaults` has values for options --NAME[=VALUE] that
+    have no value on the command line.
     """
     global _tool
     _tool = tool
@@ -141,7 +141,7 @@ def _call(
     before: Callable[..., None],
     words_after: bool,
 ) -> int:
-    """Run the command for these words. A plain command line is read without typer."""
+    """Run the command for these words. If the command line is simple, typer isn't needed to parse it."""
     plain: Callable[..., int | None] = before if isinstance(command, Mapping) else command
     rest = words
     if isinstance(command, Mapping) and words and words[0] in command:
@@ -168,9 +168,9 @@ def _call(
 
 
 def check_names(option: str, values: Iterable[str]) -> None:
-    """Raise UsageError for an empty filter, which may come from an empty variable in a script.
+    """Raise UsageError for an empty filter, which may be due to an empty variable in a script.
 
-    To some tools it would mean every kernel, to others none.
+    Some tools would select all kernels with it, others none.
     """
     for value in values:
         if not value:
@@ -178,9 +178,9 @@ def check_names(option: str, values: Iterable[str]) -> None:
 
 
 def split_parts(option: str, values: Iterable[str]) -> list[str]:
-    """Return all parts of the values NAME:...
+    """Return all parts of values that have the form NAME:...
 
-    The option is repeatable, as in gpt-hook. Raises UsageError for an empty value.
+    The option can be repeated, as in gpt-hook. Raises UsageError for an empty value.
     """
     found = []
     for value in values:
@@ -196,9 +196,9 @@ def _no_command(version: Version = False) -> None:
 
 
 def _occupy_closed() -> None:
-    """Open /dev/null for closed standard descriptors, so that no file opened later gets their numbers.
+    """Open /dev/null for standard descriptors that are closed, so that no file opened later gets their numbers.
 
-    The modes are deliberately wrong: using them still fails, as with a closed descriptor.
+    The modes are wrong on purpose: using them still fails, as with a closed descriptor.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:

@@ -17,7 +17,7 @@ class GptError(Exception):
 
     @classmethod
     def of(cls, error: OSError, where: object = "") -> Self:
-        """Convert an OSError."""
+        """Convert an OSError to an exception of this class."""
         return cls(error.strerror or str(error), str(where))
 
 

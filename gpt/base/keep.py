@@ -1,9 +1,9 @@
 """GPT_KEEP: a folder in which stages keep their intermediate files of each kernel, for people to look at.
 
-A probed kernel gets a folder NAME.DIGEST: its mangled name, sanitized and shortened, and the beginning of a digest of
-its name and the probed text. So the weaving and the assembling stage choose the same folder independently. Only the
-user can read it, files appear in it only when they're complete, and a folder that another user could have put in its
-place isn't used.
+A kernel with probes gets a folder NAME.DIGEST: its mangled name, sanitized and shortened, and the beginning of a digest
+of its name and the text with probes. So the stage that weaves and the stage that assembles choose the same folder
+without knowing about each other. Only the user can read it, files appear in it when they're complete, and if another
+user could have replaced the folder, it isn't used.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Argument(Option):
 
 
 class _Parameter:
-    """A parameter of a command: its type without `| None` and `list`, and its declaration (None if it's typer's)."""
+    """A parameter of a command: its type without `| None` and `list`, and its declaration, which is None if typer
+    declares it.
+    """
 
     def __init__(self, name: str, annotation: Any, default: Any) -> None:
         self.name, self.annotation, self.default = name, annotation, default
@@ -80,9 +82,9 @@ def _iter_parameters(command: Callable[..., Any]) -> Iterator[_Parameter]:
 
 
 def read(command: Callable[..., Any], words: list[str], words_after: bool = False) -> dict[str, Any] | None:
-    """Parse a plain command line into the arguments of a command; return None if typer must parse it.
+    """Parse a simple command line, and return the arguments of the command. Return None if typer has to parse it.
 
-    With `words_after`, every word from the first operand on is an operand. Runs the callbacks of options.
+    With `words_after`, every word from the first operand on is an operand. The callbacks of options are called.
     """
     parameters = list(_iter_parameters(command))
     options: dict[str, _Parameter] = {}

@@ -1,12 +1,12 @@
-"""Output files that appear under their name complete, or not at all.
+"""Output files that appear under their name when they're complete, or not at all.
 
-Each output is written to a new file in the same folder. Where the file system supports it (O_TMPFILE), that file has no
-name until it's complete, so not even SIGKILL leaves anything behind. Elsewhere, and for a moment while it replaces a
-file, it has a random name; it's created exclusively and follows no link. From then on we work with the open descriptor,
-never with the name: writing and checking go through it, and we compare it with the name before and after renaming. So a
-file that someone else put there is never taken for ours, nor written to.
+Each output is written to a new file in the same folder. If the file system supports it (O_TMPFILE), the file has no
+name until it's complete, so not even SIGKILL leaves anything behind. Otherwise, and for a moment while it replaces a
+file, it has a random name; it's created exclusively, and links aren't followed. From then on, we use the open
+descriptor and never the name: writing and checking go through it, and we compare it with the name before and after
+renaming. So if somebody else puts a file there, we never mistake it for ours, or write to it.
 
-This is safe in folders that others may write to, such as /tmp. It doesn't protect against the owner of the folder, who
+This is safe in folders to which others may write, such as /tmp. It doesn't protect against the owner of the folder, who
 could rename our files a moment later anyway.
 """
 
@@ -72,7 +72,7 @@ def replacing(path: Path, mode: int = 0o666, replaced: int | None = None) -> Ite
 
 
 def create(path: Path, mode: int = 0o666) -> IO[bytes]:
-    """Make a new, empty file with the name `path` right away, for a live stream that others read while it grows.
+    """Create a new, empty file with the name `path` immediately, for a live stream that others read while it grows.
 
     It replaces the same files as `replacing`. Raises OSError, whose `filename` is `path`.
     """
@@ -83,8 +83,8 @@ def create(path: Path, mode: int = 0o666) -> IO[bytes]:
 def open_stream(path: Path) -> IO[bytes] | None:
     """Open an output that isn't a file: one of our descriptors, such as /dev/stdout, a named pipe, or a device.
 
-    Returns None for anything else: use `replacing` or `create`. Links are only followed from /dev/stdout and
-    /dev/stderr. Opening a pipe waits for its reader. Raises OSError, whose `filename` is `path`.
+    Returns None for everything else, for which there are `replacing` and `create`. Links are followed only from
+    /dev/stdout and /dev/stderr. Opening a pipe waits for its reader. Raises OSError, whose `filename` is `path`.
     """
     with _named(path):
         if found := re.fullmatch(r"/dev/std(out|err)|(?:/dev|/proc/self)/fd/(\d{1,9})", os.path.abspath(path)):
@@ -120,7 +120,7 @@ def open_real_folder(path: Path) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a file can be created at `path`, before doing the work whose result goes there.
+    """Check that a file can be created at `path`, before doing the work that produces it.
 
     Raises OSError, whose `filename` is `path`.
     """
@@ -144,9 +144,10 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def make_open_folder(path: Path) -> int:
-    """Make a folder and open it, so that it can be filled through the descriptor even if its name is taken over.
+    """Create a folder and open it, so that files can be created through the descriptor even if somebody else takes its
+    name.
 
-    Raises OSError, whose `filename` is `path`, also if somebody has put another folder in its place already.
+    Raises OSError, whose `filename` is `path`, for example if somebody has already replaced the folder.
     """
     with _named(path):
         path.mkdir()
@@ -158,7 +159,9 @@ def make_open_folder(path: Path) -> int:
 
 
 def check_free(path: Path, folder: bool = False) -> None:
-    """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give that name to a file or `folder`."""
+    """Raise OSError, whose `filename` is `path`, if `take_name` couldn't give this name to a file, or with `folder`, to
+    a folder.
+    """
     with _named(path):
         _check_free(path, folder)
 
@@ -171,17 +174,18 @@ def _check_free(path: Path, folder: bool) -> None:
 
 
 def take_name(made: Path, path: Path) -> None:
-    """Move a finished file or folder to its final name. Raises OSError, whose `filename` is `path`."""
+    """Move a complete file or folder to its final name. Raises OSError, whose `filename` is `path`."""
     with _named(path):
         _check_free(path, made.is_dir())
         os.rename(made, path)
 
 
 def _check_replaceable(name: str | Path, folder: int | None = None) -> None:
-    """Raise OSError unless a new file can take the name: it's free, or a file, or a link to a file or to nothing.
+    """Raise OSError unless a new file can be given this name: it must be free, or a file, or a link to a file or to
+    nothing.
 
-    Rejects devices, pipes and folders, links to any of these, and links to open files, such as /dev/stdout. Otherwise
-    root could replace the system's own /dev/stdout.
+    Devices, pipes and folders are rejected, and so are links to any of these and to open files, such as /dev/stdout.
+    Otherwise, root could replace the system's own /dev/stdout.
     """
     with suppress(FileNotFoundError):
         found, is_open = os.stat(name, dir_fd=folder, follow_symlinks=False), False
@@ -199,9 +203,9 @@ def is_same(a: os.stat_result, b: os.stat_result) -> bool:
 
 
 def is_user(user: int, *meant: int) -> bool:
-    """Return whether a user id from the kernel is one of `meant`. gpt_is_user() in the runtime does the same.
+    """Return whether a user id that the kernel reported is one of `meant`. gpt_is_user() in the runtime does the same.
 
-    In a user namespace, all unmapped users share one id, which therefore identifies nobody.
+    In a user namespace, all users without a mapping have the same id, so it doesn't identify anybody.
     """
     if user not in meant:
         return False
@@ -235,7 +239,7 @@ def _check_name(folder: int, name: str, file: int) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Report errors with the name of the output, not with its temporary name."""
+    """Report errors with the name of the output instead of its temporary name."""
     try:
         yield
     except OSError as error:

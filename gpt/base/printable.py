@@ -1,7 +1,7 @@
 """Make text from outside safe to print: names of files, members, kernels and modules, reasons, messages.
 
-Text from outside can contain anything: escape sequences, line feeds, characters that reverse the text around them.
-Everything that prints it goes through this module, so that a single place decides what's safe.
+Such text can contain anything: escape sequences, line feeds, characters that reverse the text around them. Everything
+that's printed goes through this module, so that a single place decides what's safe.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ _FORMULA = re.compile("(^|;)([ \"']*[=+\\-@\uff1d\uff0b\uff0d\uff20])")  # Excel
 
 
 def printable(text: str) -> str:
-    r"""Return the text on one line; characters that move the cursor, hide or reorder text become escapes: `\x1b`."""
+    r"""Return the text on one line. Characters that move the cursor, or hide or reorder text, become escapes:
+    `\x1b`.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def as_cell(text: str) -> str:
-    """Return the text as a CSV cell that no spreadsheet takes for a formula.
+    """Return the text as a CSV cell that no spreadsheet mistakes for a formula.
 
-    Puts a single quote before a beginning that would make it a formula (OWASP, CSV injection). This also applies after
-    blanks and quotes, which spreadsheets skip, and after a semicolon, which separates cells in countries with a decimal
-    comma.
+    A single quote is inserted before anything that could begin a formula (OWASP, CSV injection): at the beginning,
+    after blanks and quotes, which spreadsheets skip, and after a semicolon, which separates cells in countries with a
+    decimal comma.
     """
     return _FORMULA.sub("\\1'\\2", printable(text))
 
 
 def valid(text: str) -> str:
-    """Return the text with U+FFFD for surrogates, which UTF-8 can't encode: invalid bytes and halves of pairs."""
+    """Return the text with U+FFFD in place of surrogates, which UTF-8 can't encode: invalid bytes, and halves of
+    pairs.
+    """
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
@@ -46,7 +50,7 @@ def shorten(text: str, width: int, middle: bool = True) -> str:
 
 
 def printable_json(line: str) -> str:
-    r"""Do the same for a line of JSON, which still parses to the original: `\u001b`."""
+    r"""Do the same for a line of JSON. It can still be parsed to the original: `\u001b`."""
     return line if line.isprintable() else re.sub(r"[^ -~]", _json_escape, line)
 
 

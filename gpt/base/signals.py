@@ -14,22 +14,22 @@ LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 1.0  # ignore another signal for this long: a shell and a terminal may each send one
 
 _are_held = False
-_held: int | None = None  # signal that arrived in the meantime
+_held: int | None = None  # a signal that arrived while signals were being held
 _raised = float("-inf")  # when the last exception was raised
 
 
 class Terminated(BaseException):
-    """A signal asks the process to end, or a broken pipe has the same effect."""
+    """Raised if a signal asks the process to end, or for a broken pipe, which has the same effect."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 def catch() -> None:
-    """Raise Terminated in the main thread when a signal arrives, between any two operations, until `release`.
+    """From now until `release`, raise Terminated in the main thread when a signal arrives, between any two operations.
 
-    A signal just before a blocking operation, or to another thread, would only be noticed afterwards; a timer
-    interrupts the operation.
+    If a signal arrives just before an operation that blocks, or in another thread, it would only be noticed after the
+    operation; a timer interrupts the operation.
     """
     for number in CAUGHT:
         if signal.getsignal(number) != signal.SIG_IGN:  # unless nohup or a background job ignores it
@@ -39,7 +39,9 @@ def catch() -> None:
 
 
 def release() -> None:
-    """Stop the timer, which must happen before the process ends. From now on a signal ends the process right away."""
+    """Stop the timer, which must be done before the process ends. From now on, a signal ends the process
+    immediately.
+    """
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in CAUGHT:
         if signal.getsignal(number) is _terminate:

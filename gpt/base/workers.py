@@ -1,8 +1,8 @@
-"""Run tasks in forked processes and return their results in order.
+"""Run tasks in forked processes, and return their results in order.
 
-Threads would do if the work were all in C, but reading half a million names isn't, and waiting for the interpreter's
-lock costs more than a fork. A child already has everything that was read before, so only results are sent. A task has
-nothing to clean up: its process is killed when nobody wants its result any more.
+Threads would be sufficient if all the work were done in C, but reading half a million names isn't, and waiting for the
+interpreter's lock takes longer than a fork. A child already has everything that was read before, so only results have
+to be sent. Tasks needn't clean up anything: their process is killed when nobody needs the result.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ T = TypeVar("T")
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[T]:
     """Yield the result of each task, in order, or raise its exception. Both are pickled.
 
-    Tasks run in `jobs` processes, which start with the first `next()`. No new tasks start while WINDOW bytes of results
-    wait. With one job or one task, tasks run in this process. Raises GptError if a process is killed.
+    Tasks run in `jobs` processes, which are started by the first `next()`. No new tasks are started while WINDOW bytes
+    of results are waiting. With one job or one task, tasks run in this process. Raises GptError if a process is killed.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from (task() for task in tasks)
@@ -82,8 +82,8 @@ class _Crew(Generic[T]):
     def close(self) -> None:
         """End the processes, whatever they're doing.
 
-        If a signal ends us, closing their pipes isn't enough: zstd takes a minute for an element of 130 MB, and Python
-        does nothing else meanwhile.
+        If a signal ends us, closing their pipes isn't enough: zstd needs a minute for an element of 130 MB, and Python
+        does nothing else in the meantime.
         """
         for pipe in (self._numbers, *self._answers):
             os.close(pipe)

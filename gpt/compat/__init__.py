@@ -1,8 +1,8 @@
-"""Read and write the files of other people's tools, and offer their command lines.
+"""Read and write the files of other people's tools, and provide their command lines.
 
-Importing this registers every format that GPT reads as a trace or as a list of used code (gpt/trace/inputs.py has the
-table). The stages import it; nothing in the core does. To add a format, write a FORMAT in a separate file, and name it
-here.
+Importing this registers all formats that GPT can read as a trace or as a list of used code (the table is in
+gpt/trace/inputs.py). The stages import it, but nothing else does. To add a format, write a FORMAT in a file of its own,
+and name it here.
 """
 
 from gpt.compat import negativa, tracers

@@ -1,7 +1,7 @@
-"""Read and write Negativa-ML's files: lists of used code, and spans.
+"""Read and write the files of Negativa-ML: lists of used code, and spans.
 
-`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}`, `LIB.json` is
-`{"so_path": PATH, "spans": [{"start": N, "end": N}]}`, end exclusive.
+`trace.json` is `{"loaded_sos": [PATH], "detected_kernels": [NAME]}`. `LIB.json` is `{"so_path": PATH, "spans":
+[{"start": N, "end": N}]}`, where the end is exclusive.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 MAX_FILE = 256 << 20  # bytes
-GIVEN = "given"  # the reason of these spans
+GIVEN = "given"  # the reason that's recorded for these spans
 
 
 def path_of(place: Path, library: str) -> Path:
-    """Return the file with the spans of a library: `place` is that file, or a folder of such files."""
+    """Return the file with the spans of a library. `place` is this file, or a folder that contains it."""
     return place if place.is_file() else place / f"{Path(library).name}.json"
 
 
 def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
-    """Write the file of one library, completely or not at all. Raises GptError if it can't be written."""
+    """Write the spans of a library to its file, atomically. Raises GptError if it can't be written."""
     make_folder(folder)
     value = {"so_path": os.path.abspath(library), "spans": [{"start": s, "end": e} for s, e in spans]}
     path = folder / f"{Path(library).name}.json"
@@ -41,12 +41,12 @@ def write_spans(folder: Path, library: str, spans: list[Span]) -> None:
         _write(path, value)
     except ValueError:  # a NUL
         raise MissingError("not a valid file name", str(path)) from None
-    except OSError as error:  # the name is too long, say
+    except OSError as error:  # for example, the name is too long
         raise GptError.of(error, path) from None
 
 
 def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> None:
-    """Write a trace.json, completely or not at all. Raises GptError if it can't be written."""
+    """Write a trace.json, atomically. Raises GptError if it can't be written."""
     try:
         _write(path, {"loaded_sos": sorted(loaded), "detected_kernels": sorted(kernels)})
     except OSError as error:
@@ -54,7 +54,7 @@ def write_trace(path: Path, loaded: Iterable[str], kernels: Iterable[str]) -> No
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    import json  # not needed for summaries of traces
+    import json  # summaries of traces don't need it
 
     with replacing(path) as file:
         file.write(json.dumps(value).encode() + b"\n")
@@ -67,7 +67,7 @@ def _parse(data: bytes) -> Any:
 
 
 def find_so_path(path: Path) -> str | None:
-    """Return the library that a span file describes, or None for any other file."""
+    """Return the library that a file with spans describes, or None if it's a different file."""
     try:
         with open(path, "rb") as file:
             value = _parse(read_at_most(file, MAX_FILE)) if file.peek(1)[:1] == b"{" else None
@@ -78,7 +78,9 @@ def find_so_path(path: Path) -> str | None:
 
 
 def read_spans(folder: Path, library: str) -> list[Span]:
-    """Return the spans of a library. Raises MissingError without a file, MalformedError for any other contents."""
+    """Return the spans of a library. Raises MissingError if there's no file, and MalformedError if it contains anything
+    else.
+    """
     path = path_of(folder, library)
     try:
         with open(path, "rb") as file:
@@ -94,7 +96,7 @@ def read_spans(folder: Path, library: str) -> list[Span]:
 
 
 def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
-    """Return the kernels and libraries of a trace.json, or None for text that isn't JSON. Raises MalformedError."""
+    """Return the kernels and libraries in a trace.json, or None if the text isn't JSON. Raises MalformedError."""
     if not data.startswith(b"{"):
         return None
     try:
@@ -110,7 +112,7 @@ def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
 
 
 class SpansFromFile:
-    """Uses the spans of a file instead of searching."""
+    """Takes the spans of unused code from a file, in place of gpt-locate."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage = stage
@@ -118,7 +120,7 @@ class SpansFromFile:
         self._elements: list[dict[str, Any]] = []  # elements of the current library
 
     def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Pass a record on; before a library's end, add its spans and tallies of what they cut."""
+        """Pass a record on. Before the end of a library, insert its spans, and tallies of what they cut."""
         match record["kind"]:
             case "library":
                 self._elements = []

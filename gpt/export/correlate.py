@@ -1,10 +1,10 @@
-"""Match work on the GPU with the calls that started it, while both arrive, in bounded memory.
+"""Match work on the GPU with the calls that started it, while both arrive, in limited memory.
 
-A call gets a number that follows from its row alone: the ticks from the start of its process to the start of the call,
-and the thread that made it. Work on the GPU names its call by thread and time stamp, which gives the same number.
-Details that only the call has, such as a kernel's grid or a copy's bytes, are kept until the work arrives, which in the
-file is at most a few chunks later or earlier. Only the newest MOST calls are kept, and as many rows of work wait for
-their call; older work remains without one.
+A call gets a number that depends only on its row: the ticks from the start of its process to the start of the call, and
+the thread that made it. Work on the GPU identifies its call by thread and time stamp, which gives the same number.
+Details that only the call has, such as the grid of a kernel or the bytes of a copy, are kept until the work arrives,
+which is at most a few chunks away in the file. Only the newest MOST calls are kept, and the same number of rows of work
+wait for their call; older work remains without a call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpt.trace.rows import Rows, Threads
 
 MOST = 1 << 19
-THREAD_BITS = 10  # per number; threads after the first 1023 share one
+THREAD_BITS = 10  # bits for the thread in a number; all threads after the first 1023 share one
 SHAPE = (
     "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared", "cluster_x", "cluster_y", "cluster_z",
     "cooperative",
@@ -33,15 +33,15 @@ Keys = npt.NDArray[np.int64]
 
 
 class CallNumbers:
-    """Numbers for the calls of a process."""
+    """Numbers the calls of a process."""
 
     def __init__(self, begin: int) -> None:
-        """Number the calls of a process that began at this time stamp."""
+        """Prepare to number the calls of a process that began at this time stamp."""
         self._begin = begin
         self._threads: dict[int, int] = {}
 
     def number(self, threads: Threads, stamps: npt.NDArray[np.uint64]) -> Keys:
-        """Return the numbers of calls, given threads and time stamps."""
+        """Return the numbers of calls, given their threads and time stamps."""
         known, which = np.unique(threads, return_inverse=True)
         limit = (1 << THREAD_BITS) - 1
         places = [min(self._threads.setdefault(thread, len(self._threads)), limit) for thread in known.tolist()]
@@ -50,7 +50,7 @@ class CallNumbers:
 
 
 class Matcher:
-    """Keeps calls, and work that waits for its call."""
+    """Keeps calls, and work that's waiting for its call."""
 
     def __init__(self) -> None:
         self._aside: list[npt.NDArray[np.void]] = []
@@ -65,12 +65,12 @@ class Matcher:
         self._aside.append(aside)
 
     def add_work(self, work: npt.NDArray[np.void]) -> None:
-        """Add rows of work that ran on the GPU."""
+        """Add rows of work on the GPU."""
         self._work.append(work)
 
     def take(self, over: bool) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Return work and its calls; a missing call isn't `known`. When the process is `over`, return everything that
-        still waits.
+        """Return work with its calls; `known` is False for work without a call. When the process is `over`, return
+        everything that's still waiting.
         """
         work = np.concatenate([np.zeros(0, WORK), *self._work])
         aside = np.concatenate([np.zeros(0, ASIDE), *self._aside])

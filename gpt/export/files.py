@@ -1,8 +1,8 @@
-"""Write the files of an export: an SQLite database, or a folder with a Parquet file per table.
+"""Write the files of an export: an SQLite database, or a folder with a Parquet file for each table.
 
 Rows are passed as columns. A column is an array (masked where there's no value), a list, or one value for all rows; a
-missing one is NULL. SQLite has no unsigned 64-bit numbers, so numbers from 2^63 on are negative there, and no NaN,
-which becomes NULL; Parquet has both.
+missing column is NULL. SQLite has no unsigned 64-bit integers, so numbers from 2^63 on are negative there. It has no
+NaN, either, so NaN becomes NULL. Parquet has both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpt.export.schema import ExportTable, TableColumn
 
 Columns = Mapping[str, Any]
 
-AT_ONCE = 1 << 14  # rows converted to objects at once for SQLite
+AT_ONCE = 1 << 14  # rows that are converted to objects at once, for SQLite
 GROUP = 1 << 17  # rows per row group of Parquet
 CACHE = 16 << 10  # KiB of SQLite's page cache
 
@@ -42,7 +42,7 @@ class TableFile(Protocol):
 
 
 def clean(text: str | None) -> str | None:
-    """Make text fit for every database: replace NUL and anything that isn't UTF-8 with U+FFFD."""
+    """Make text valid in every database: replace NUL, and anything that isn't UTF-8, by U+FFFD."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     data = text.encode(errors="surrogateescape") if _is_escaped(text) else text.encode(errors="surrogatepass")
@@ -50,12 +50,14 @@ def clean(text: str | None) -> str | None:
 
 
 def _is_escaped(text: str) -> bool:
-    """Return whether all surrogates in the text stand for bytes."""
+    """Return whether all surrogates in a text stand for bytes."""
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 
 def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
-    """Return the values of some rows. `column` has one per row, or one for all. Too large a u64 becomes the maximum."""
+    """Return the values of some rows. `column` has one for each row, or one for all. A u64 that's too large becomes the
+    maximum.
+    """
     part = column[at:end] if isinstance(column, list) else [column] * (end - at)
     if field.type == "u64":
         return [value if value is None else min(value, (1 << 64) - 1) for value in part]
@@ -63,7 +65,7 @@ def _cut(field: TableColumn, column: Any, at: int, end: int) -> list[Any]:
 
 
 class SqliteFile:
-    """A database. It's written in one go and then moved to its place, so it needs no journal."""
+    """A database. It's written without interruption and then moved to its place, so it needs no journal."""
 
     def __init__(self, path: Path, named: Path) -> None:
         """Open the database. `named` is its name in messages."""
@@ -125,9 +127,10 @@ class SqliteFile:
 
 @contextmanager
 def _made_first(path: Path) -> Iterator[None]:
-    """Make an empty file for the block to open, and raise OSError if it opens another.
+    """Create an empty file for the block to open. Raise OSError if the block opens a different one.
 
-    SQLite turns a path in /proc into names, and where others may rename, these may lead to another file by then.
+    SQLite converts a path in /proc to names, and if others can rename files, these names may lead to another file by
+    then.
     """
     with open(path, "xb") as made:
         yield
@@ -138,12 +141,12 @@ def _made_first(path: Path) -> Iterator[None]:
 def _is_open(file: int, descriptor: str) -> bool:
     try:
         return os.path.samestat(os.fstat(file), os.fstat(int(descriptor)))
-    except OSError:  # it was the folder's own
+    except OSError:  # the folder itself reported it
         return False
 
 
 class ParquetFiles:
-    """A folder of files NAME.parquet. Rows are kept until there are enough of them for a row group."""
+    """A folder with files NAME.parquet. Rows are kept until there are enough of them for a row group."""
 
     def __init__(self, folder: Path, named: Path) -> None:
         """Open the folder. `named` is its name in messages. Raises MissingError without pyarrow."""
@@ -155,7 +158,7 @@ class ParquetFiles:
             self._types |= {f"i{size}": getattr(pyarrow, f"int{size}")(), f"u{size}": getattr(pyarrow, f"uint{size}")()}
         self._writers: dict[str, Any] = {}
         self._waiting: dict[str, list[Any]] = {}
-        self._rows: dict[str, int] = {}  # rows that wait to be written
+        self._rows: dict[str, int] = {}  # rows that haven't been written
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -210,7 +213,7 @@ class ParquetFiles:
 
 
 def load_pyarrow() -> tuple[Any, Any]:
-    """Return pyarrow and its module that writes files. Raises MissingError."""
+    """Return pyarrow, and its module that writes files. Raises MissingError."""
     try:
         import pyarrow
         from pyarrow import parquet

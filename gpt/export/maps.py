@@ -1,4 +1,4 @@
-"""Export the records that probes saved: a table for each map, with a row for each record."""
+"""Export the records that probes saved, as a table for each map with a row for each record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT, SLOT = TableColumn("recorded", "u64"), TableColumn("slot", "u32")
 
 
 class MapTables:
-    """The tables of all maps; `left_out` are the names of maps that got no table because there are too many."""
+    """The tables of all maps. `left_out` has the names of maps without a table, because there are too many of them."""
 
     def __init__(self, tables: TableFile) -> None:
         self.left_out: set[str] = set()
@@ -28,7 +28,7 @@ class MapTables:
         self._made: dict[tuple[str, tuple[tuple[str, str], ...], bool], tuple[ExportTable, list[str]]] = {}
 
     def add(self, global_pid: int, buffer: Buffer) -> None:
-        """Write what a launch saved to a map. Raises what `Buffer.read` raises."""
+        """Write what a launch saved in a map. Raises the same errors as `Buffer.read`."""
         found = self._find(buffer.map)
         if found is None:
             self.left_out.add(buffer.map.name)
@@ -43,7 +43,9 @@ class MapTables:
                 self._tables.write(table, count, who | places | columns)
 
     def _find(self, layout: MapLayout) -> tuple[ExportTable, list[str]] | None:
-        """Return a map's table, and its fields' columns. Maps of one name with different fields get separate tables."""
+        """Return the table of a map, and the columns of its fields. Maps with the same name, but different fields, have
+        separate tables.
+        """
         stored = layout.capacity > 0 and layout.type != "histogram"
         counted = (COUNT,) if not stored or layout.table else ()
         key = layout.name, tuple(layout.types.items()), stored
@@ -62,7 +64,9 @@ class MapTables:
 
 
 def _iter_windows(buffer: Buffer, saved: Any) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield the positions of records, and the records, some blocks at a time. Units are numbered within their block."""
+    """Yield the positions of records, and the records, several blocks at a time. Units are numbered within their
+    block.
+    """
     if buffer.map.copies and not (buffer.map.table and buffer.map.capacity):  # a row for each bin, or one for all
         bins = saved.counts if saved.bins is None else saved.bins
         yield (

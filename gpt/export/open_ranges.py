@@ -1,6 +1,6 @@
 """Export the module and the NVTX ranges in which each call was made.
 
-A range's records may come after the calls in it, so calls wait in a temporary file until their process is over.
+The records of a range may come after the calls in it, so calls wait in a temporary file until their process is over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CALLED = [("key", "<i8"), ("stamp", "<u8"), ("thread", "<u8"), ("api", "<u4")]
 MOMENT = [("time", "<i8"), ("key", "<i8"), ("thread", "<u8")]
-TYPES = ("kernel", "memcpy", "memset", "graph", "memory")  # these calls get a row
+TYPES = ("kernel", "memcpy", "memset", "graph", "memory")  # types of calls that get a row
 
 
 class CallRanges:
@@ -38,14 +38,14 @@ class CallRanges:
         self._process, self._global_tids = process, global_tids
         self._kept = KeptRanges()
         self._calls = Tape(Aside(), CALLED)
-        self._last = 0  # time stamp at which the last call ended
+        self._last = 0  # time stamp of the end of the last call
 
     def add_ranges(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """Take `range` and `range_end` records in."""
+        """Add `range` and `range_end` records."""
         self._kept.add(found)
 
     def add_calls(self, keys: Keys, threads: Array, rows: Array) -> None:
-        """Take calls in, with their numbers."""
+        """Add calls, with their numbers."""
         found = np.zeros(len(rows), CALLED)
         found["key"], found["thread"], found["stamp"], found["api"] = keys, threads, rows["start"], rows["api"]
         self._calls.append(found[np.isin(rows["api"], self._list_others(), invert=True)])
@@ -57,7 +57,7 @@ class CallRanges:
         return [id_ for id_, api in self._process.apis.items() if api.type not in TYPES]
 
     def write(self, tables: TableFile, strings: Strings) -> None:
-        """Write a row for each call of one of the TYPES that was made in a range."""
+        """Write a row for each call of one of the TYPES that was made inside a range."""
         texts = self._kept.texts
         if not texts:
             return

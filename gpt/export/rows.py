@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.rows import Rows, Threads
 
-ID_BITS = 24  # per pid and tid in globalPid and globalTid
+ID_BITS = 24  # bits for the pid and the tid in globalPid and globalTid
 LOW = (1 << ID_BITS) - 1
-OPEN_RANGES = 1 << 18  # most ranges, and most ends, that are kept for their other half
+OPEN_RANGES = 1 << 18  # limit for the ranges, and for the ends of ranges, that wait for their counterpart
 LAUNCHING = ("kernel", "memcpy", "memset", "graph")  # types of calls that may start work on the GPU
 WIDE = {"object": "object", "to": "dst", "from": "src", "bytes": "bytes", "stream": "streamId"}
-PARTS = ("prologue", "epilogue", "kernel", "original")  # the timed parts of a probed launch
+PARTS = ("prologue", "epilogue", "kernel", "original")  # the parts of a launch with probes that are timed
 SHAPE = {
     **{f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block", "cluster") for axis in "xyz"},
     "shared": "dynamicSharedMemory",
@@ -38,9 +38,9 @@ SHAPE = {
 
 
 class ProcessRows:
-    """Writes a process's part of the tables: each `take` writes the rows that were collected since.
+    """Writes the rows of a process: each `take` writes everything collected since the last one.
 
-    `number` counts earlier processes with the same pid, and `offset` is added to its CLOCK_MONOTONIC.
+    `number` is how many earlier processes had the same pid, and `offset` is added to CLOCK_MONOTONIC of the process.
     """
 
     def __init__(
@@ -48,23 +48,23 @@ class ProcessRows:
     ) -> None:
         self.process, self.offset = process, offset
         self.global_pid = (number & 0x7FFF) << 2 * ID_BITS | (process.pid & LOW) << ID_BITS
-        self.lost = Counter[str]()  # buffers of probes that could not be read, by reason
+        self.lost = Counter[str]()  # buffers of probes that couldn't be read, by reason
         self.apart = 0  # work on the GPU whose call isn't known
         self._strings, self._tables, self._maps = strings, tables, maps
         header = process.header
         self._calls = CallNumbers(header["tsc"] if "tsc_hz" in header else header["monotonic"])
         self._matcher = Matcher()
-        self._late: dict[int, int] = {}  # reserved names of driver functions, by id
-        self._late_kernels: dict[int, Names] = {}  # reserved names of kernels, by id
+        self._late: dict[int, int] = {}  # numbers reserved for the names of driver functions, by id
+        self._late_kernels: dict[int, Names] = {}  # numbers reserved for the names of kernels, by id
         self._counts: tuple[Counter[int], Counter[int]] = Counter(), Counter()  # launches, calls
-        self._ranges: dict[int, dict[str, Any]] = {}  # open ones, by id
-        self._ends: dict[int, dict[str, Any]] = {}  # ends whose ranges have not come
+        self._ranges: dict[int, dict[str, Any]] = {}  # open ranges, by id
+        self._ends: dict[int, dict[str, Any]] = {}  # ends of ranges that haven't arrived, by id
         self._domains: dict[str, int] = {}
         self._call_ranges = CallRanges(process, self.global_tids)
 
     def take(self, over: bool = False) -> None:
-        """Write everything that has arrived. When the process is `over`, this includes work that still waits for its
-        call.
+        """Write everything that has arrived. When the process is `over`, this includes work that's still waiting for
+        its call.
         """
         process = self.process
         for threads, rows in process.calls.take():
@@ -87,13 +87,13 @@ class ProcessRows:
         return self.process.clock.times(stamps) + self.offset
 
     def _span(self, stamps: npt.NDArray[np.uint64], took: npt.NDArray[np.uint64]) -> dict[str, Any]:
-        """Return `start` and `end`. A call without a duration has no `end`: NULL."""
+        """Return `start` and `end`. For a call without a duration, `end` is NULL."""
         start = self._times(stamps)
         ends = start + np.minimum(self.process.clock.durations(took), LIMIT).astype(np.int64)
         return {"start": start, "end": np.ma.MaskedArray(ends, took == 0)}
 
     def global_tids(self, threads: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.int64]:
-        """Combine thread ids with the process."""
+        """Return thread ids that include the process."""
         return self.global_pid | (threads.astype(np.uint64) & np.uint64(LOW)).astype(np.int64)
 
     # Names
@@ -107,7 +107,7 @@ class ProcessRows:
         return self._late.setdefault(id_, 0) or self._late.update({id_: self._strings.reserve()}) or self._late[id_]
 
     def _name_kernels(self, ids: npt.NDArray[np.uint32]) -> dict[str, Any]:
-        """Return columns with the three names of each kernel, masked for id 0."""
+        """Return columns with the three names of each kernel, which are masked for id 0."""
         known, which = np.unique(ids, return_inverse=True)
         names = self.process.kernels()
         told = (id_ for id_ in known.tolist() if id_ in names and id_ not in self._late_kernels)
@@ -128,7 +128,7 @@ class ProcessRows:
 
     def _add_calls(self, threads: Threads, rows: Rows) -> None:
         apis, known = rows["api"], rows.dtype.names or ()
-        ours = ~_each(apis, self.process.is_ioctl).astype(bool)  # `ioctl` records have more on the others
+        ours = ~_each(apis, self.process.is_ioctl).astype(bool)  # `ioctl` records have more about the others
         if not ours.all():
             threads, rows = threads[ours], rows[ours]
         if not len(rows):
@@ -346,7 +346,7 @@ class ProcessRows:
             self._tables.write(schema.GRAPH_WORK, len(done), {"globalPid": self.global_pid, **what, **ran})
         self._write_by_kernel(schema.LAUNCH_COUNTS, [*launches], {"launches": [*launches.values()]})
         process, names = self.process, self.process.kernels()
-        found = process.probes.unprobed if not process.is_narrow else {}  # they have neither thread nor time
+        found = process.probes.unprobed if not process.is_narrow else {}  # these have neither thread nor time
         unprobed = [(*key, count) for key, count in found.items() if process.is_chosen(names.get(key[0], ""))]
         functions, reasons, counts = [list(one) for one in zip(*unprobed, strict=True)] or ([], [], [])
         self._write_by_kernel(schema.UNPROBED, functions, {"reason": [*map(str, reasons)], "launches": counts})

@@ -1,8 +1,8 @@
-"""The tables of an export and their columns, named as in Nsight Systems' own export.
+"""The tables of an export and their columns, with the names that Nsight Systems uses in its exports.
 
-Nsight Systems exports one table per type of event (its documentation: SQLite Export Schema Reference). It also keeps
-driver calls in CUPTI_ACTIVITY_KIND_RUNTIME, distinguished by `eventClass`. These tables have the columns that our
-traces can fill. Everything else is in tables GPT_*, which Nsight Systems doesn't have.
+Nsight Systems exports a table for each type of event (its documentation: SQLite Export Schema Reference). Driver calls
+are in CUPTI_ACTIVITY_KIND_RUNTIME there, too, and are distinguished by `eventClass`. These tables have the columns for
+which our traces have data. Everything else is in tables GPT_*, which Nsight Systems doesn't have.
 
 A column is declared with its type: i64, u64 and smaller ones, f32, f64 or text. Any value may be NULL.
 """
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_NAME = 100  # characters of a table's or column's name that comes from the trace
+MOST_NAME = 100  # limit for names of tables or columns that come from a trace
 
 
 class TableColumn(NamedTuple):
@@ -24,7 +24,7 @@ class TableColumn(NamedTuple):
 
 
 class ExportTable(NamedTuple):
-    """A table; `rows` are fixed rows that it always has."""
+    """A table. `rows` are fixed rows, which it always contains."""
 
     name: str
     fields: tuple[TableColumn, ...]
@@ -38,7 +38,7 @@ def make_fields(text: str) -> tuple[TableColumn, ...]:
 
 
 def make_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
-    """Turn names from a trace into unique names of tables or columns; SQLite ignores case."""
+    """Convert names from a trace to unique names of tables or columns. SQLite ignores case."""
     used, found = {name.lower() for name in taken}, []
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)[:MOST_NAME] or "_"
@@ -63,7 +63,7 @@ COPIES = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "peer": 10}  # from ENUM_CUDA_MEMCPY_
 REGULAR, COOPERATIVE = 1, 2  # from ENUM_CUDA_KERNEL_LAUNCH_TYPE
 
 RUNTIME = ExportTable("CUPTI_ACTIVITY_KIND_RUNTIME", make_fields(CALL))
-# Always NULL, but queries written for Nsight Systems expect them.
+# These are always NULL, but queries written for Nsight Systems expect them.
 UNSAID = "u32 greenContextId registersPerThread staticSharedMemory localMemoryPerThread localMemoryTotal"
 KERNEL = ExportTable("CUPTI_ACTIVITY_KIND_KERNEL", make_fields(f"{WORK}; {NAMES}; u8 launchType; {SHAPE}; {UNSAID}"))
 MEMCPY = ExportTable("CUPTI_ACTIVITY_KIND_MEMCPY", make_fields(f"{WORK}; u64 bytes; u8 copyKind"))

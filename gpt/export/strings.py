@@ -1,4 +1,4 @@
-"""Number the text that rows refer to, as in the table StringIds."""
+"""Number the texts to which rows refer, as in the table StringIds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMELESS = re.compile(r"\((?:anonymous namespace|unnamed)\)::|\{[^{}]*\}::")
 
 
 class Strings:
-    """Stores each text once. A number can be reserved for text that isn't known yet."""
+    """Stores each text once. A number can be reserved for a text that isn't known yet."""
 
     def __init__(self) -> None:
         self.texts: list[str] = [""]  # by number
@@ -36,7 +36,7 @@ class Strings:
         return len(self.texts) - 1
 
     def learn_kernels(self, mangled: Iterable[str]) -> None:
-        """Add names of kernels, which is cheaper for many at once."""
+        """Add names of kernels. It's faster to do this for many of them at once."""
         new = [name for name in dict.fromkeys(mangled) if name not in self._kernels]
         for name, text in zip(new, readable(new), strict=True):
             self._kernels[name] = self.number(text), self.number(shorten_kernel(text)), self.number(name)
@@ -49,7 +49,7 @@ class Strings:
 
 
 def shorten_kernel(name: str) -> str:
-    """Shorten `void lib::gemm<float, 4>(float*)` to `gemm`: no namespaces, arguments or template arguments."""
+    """Shorten `void lib::gemm<float, 4>(float*)` to `gemm`, without namespaces, arguments and template arguments."""
     depth = 0
     kept: list[str] = []
     for character in _NAMELESS.sub("", name):

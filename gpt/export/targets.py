@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 
 class Targets:
-    """The processes so far, and their machines and GPUs."""
+    """The processes so far, with their machines and GPUs."""
 
     def __init__(self, tables: TableFile) -> None:
         self._tables = tables
@@ -37,7 +37,9 @@ class Targets:
         self._number = 0
 
     def offset(self, process: Process) -> int:
-        """Return the ns to add to CLOCK_MONOTONIC of a process; 0 is the earliest begin known at the first call."""
+        """Return the ns to add to CLOCK_MONOTONIC of a process. 0 is the earliest beginning that was known at the first
+        call.
+        """
         if self._machines is None:
             self._machines = process.machines
             self._machines.fix()
@@ -49,7 +51,7 @@ class Targets:
         return offset
 
     def add(self, rows: ProcessRows, strings: Strings) -> None:
-        """Add a process that is over."""
+        """Add a process that's over."""
         process, header, pid = rows.process, rows.process.header, rows.global_pid
         argv = header["argv"]
         self._number += 1
@@ -89,7 +91,7 @@ class Targets:
         self._write(schema.DEVICES, [(number, _fit(ordinal), process.pid, uuid, _fit(sms))])
 
     def close(self, incomplete: list[str], strings: Strings) -> None:
-        """Write the rest after everything was read; `incomplete` lists what's missing."""
+        """Write the rest, after everything has been read. `incomplete` has lines about what's missing."""
         known = {text for _, text, _ in self._said}
         self._said += [(schema.ERROR, line, None) for line in incomplete if line not in known]
         self._write(schema.DIAGNOSTICS, self._said)

@@ -1,9 +1,9 @@
-"""Elements and the symbols that they define.
+"""Elements, and the symbols that they define.
 
-Unpacking is most of the cost (4.7 GB for libtorch_cuda.so), so elements are grouped into batches large enough for a
-process. Each process unpacks one element at a time into a buffer that it reuses, and unpacks no more than it must: only
-the tables of an uncompressed cubin, only the start of a large compressed cubin if that has all names (cubin_prefix.py),
-and only the first of several elements with the same bytes (four of five in libcublasLt.so).
+Most of the time is spent unpacking (4.7 GB for libtorch_cuda.so), so elements are processed in batches that are large
+enough for a process. Each process unpacks one element at a time into a buffer that's reused, and no more of it than
+necessary: only the tables of an uncompressed cubin, only the beginning of a large compressed cubin if that has all
+names (cubin_prefix.py), and only the first of several elements with the same bytes (four of five in libcublasLt.so).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpt.formats.source import Source
 from gpt.formats.symbols import Contents
 from gpt.ptx.names import parse_names
 
-MAX_KNOWN = 1 << 16  # functions to remember, of elements that occur again: some 20 MB
+MAX_KNOWN = 1 << 16  # functions to remember, for elements that occur again; takes about 20 MB
 TAIL = 64  # bytes at the end of a payload that are compared first
-BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes to unpack, and elements, per task
-FRONT = 8  # the beginning with the names is about an eighth of a large cubin
+BATCH, BATCH_LENGTH = 16 << 20, 256  # bytes to unpack, and number of elements, per task
+FRONT = 8  # in a large cubin, the part with the names is about an eighth
 
 EMPTY = Contents([], [], 0)
 
 
 class Opened(NamedTuple):
-    """An element, its symbols, and its unpacked bytes if they were requested (PTX without NULs at the end).
+    """An element, its symbols, and if they were requested, its unpacked bytes (PTX without NULs at the end).
 
-    A bare cubin in a section has a digest too, since the library loads it itself and may load a copy.
+    A cubin outside of regions has a digest, because the library loads it itself, and may load a copy.
     """
 
     placed: Placed
@@ -44,9 +44,9 @@ class Opened(NamedTuple):
 
 
 class Opener:
-    """Open the elements of a source one by one.
+    """Opens the elements of a source one by one.
 
-    `found` holds all of them, to tell which ones may be duplicates.
+    `found` has all of them, so that possible duplicates can be recognized.
     """
 
     def __init__(self, source: Source, found: Iterable[Placed] = ()) -> None:
@@ -77,7 +77,7 @@ class Opener:
         return Opened(placed, contents, kept, Source("", bytes(data)).sha256() if alone else None)
 
     def _name(self, element: Element) -> Contents:
-        """Return the symbols of an element, and unpack no more than needed."""
+        """Return the symbols of an element, unpacking no more than necessary."""
         if element.type == "cubin" and element.codec == "none":
             return cubin.parse_cubin(self.source.sub(element.payload, element.packed_size))
         if self._sizes[_sizes(element)] < 2:
@@ -102,7 +102,7 @@ class Opener:
 def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
     """Check cubins whose symbols were read from their first bytes, by unpacking them in `jobs` processes.
 
-    Raises MalformedError if a cubin's section headers name something else.
+    Raises MalformedError if the section headers of a cubin lead to different names.
     """
     unpacker = Unpacker()
     for _ in run_all([partial(_check, unpacker, source, e) for e in elements if _has_front(e)], jobs):
@@ -118,7 +118,7 @@ def _check(unpacker: Unpacker, source: Source, element: Element) -> None:
 
 
 def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Contents | None:
-    """Return an element's symbols from its first bytes, or None if those don't contain them."""
+    """Return the symbols of an element from its first bytes, or None if these don't contain them."""
     if _has_front(element):
         for head in unpacker.iter_heads(source, element):
             with suppress(MalformedError):
@@ -128,7 +128,7 @@ def _find_front(unpacker: Unpacker, source: Source, element: Element) -> Content
 
 
 def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Yield groups of elements, each with about BATCH bytes to unpack or BATCH_LENGTH elements."""
+    """Yield groups of elements, each of about BATCH bytes to unpack or BATCH_LENGTH elements."""
     batch: list[Placed] = []
     size = 0
     for placed in found:
@@ -142,12 +142,12 @@ def iter_batches(found: Iterable[Placed]) -> Iterator[list[Placed]]:
 
 
 def _has_front(element: Element) -> bool:
-    """Return whether an element's first bytes may contain its symbols."""
+    """Return whether the first bytes of an element may contain its symbols."""
     return element.type == "cubin" and element.codec != "none" and element.size >= cubin_prefix.LEAST
 
 
 def _sizes(element: Element) -> tuple[object, ...]:
-    """Return a key that's equal for elements that may have the same bytes."""
+    """Return a key that's the same for elements that may have the same bytes."""
     return element.type, element.codec, element.packed_size, element.size
 
 
@@ -155,6 +155,6 @@ def _parse(element: Element, data: bytes | memoryview) -> Contents:
     if element.type == "cubin":
         return cubin.parse_cubin(data)
     if element.type == "tileir":
-        with suppress(MalformedError):  # perhaps a newer version: its kernels aren't known then
+        with suppress(MalformedError):  # it may be a newer version, whose kernels aren't known
             return tileir.parse_tileir(data) or EMPTY
     return parse_names(bytes(data)) if element.type == "ptx" else EMPTY

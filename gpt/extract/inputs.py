@@ -1,6 +1,7 @@
-"""Turn inputs into records: files, folders, wheels, libraries listed in a trace, modules in a stream.
+"""Convert inputs to records: files, folders, wheels, libraries that a trace lists, modules in a stream.
 
-Modules that few runs need are imported where they're used, since start-up takes most of the time for a small file.
+Modules that few runs need are imported where they're used, because with small files, most of the time is spent
+starting.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
 
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")  # libraries of the NVIDIA driver
 WISHES = ("only", "registers", "want")  # keys of a module that are passed on to the stage that assembles its PTX
-BATCH = 4096  # names to demangle at a time, which takes 2 s at most
+BATCH = 4096  # names to demangle at once, which takes at most 2 s
 
 Records = Iterator[Output]
 
 
 class Extraction:
-    """One run: turns each input into records."""
+    """Converts the inputs of a run to records."""
 
     def __init__(self, stage: Stage, listing: Listing) -> None:
         self._stage = stage
         self._listing = listing
-        self._found = False  # found GPU code in the current argument
-        self._others: Counter[str] = Counter()  # other contents of it, by description
-        self._count = 0  # files read in it
+        self._found = False  # True if GPU code was found in the current argument
+        self._others: Counter[str] = Counter()  # what else is in it, by description
+        self._count = 0  # number of files read in it
         self._paths: list[str] = []  # files with GPU code
-        self._kernels: KernelFinder | None = None  # images in which single kernels were requested
+        self._kernels: KernelFinder | None = None  # images from which single kernels were requested
 
     def read_source(self, files: list[Path], recursive: bool, loaded: bool) -> Records:
-        """Yield the records of files, of libraries in traces, or of a pipe, and an error if nothing was selected."""
+        """Yield the records of files, of libraries in traces, or of a pipe. If nothing was selected, yield an error."""
         if loaded:
             yield from self.read_loaded(files)
         elif files:
@@ -84,7 +85,7 @@ class Extraction:
         return self._stage.close()
 
     def read_files(self, files: list[Path], recursive: bool) -> Records:
-        """Yield the records of files. A broken file yields a `diag`, and the rest follow."""
+        """Yield the records of files. For a broken file, yield a `diag`, and continue."""
         for top in files:
             below = recursive and top.is_dir()
             self._found, self._others, self._count = False, Counter(), 0
@@ -106,7 +107,7 @@ class Extraction:
                 yield from self._report_none(str(top), self._stage.faults > faults)
 
     def _report_none(self, top: str, told: bool) -> Records:
-        """Yield warnings that an argument has no GPU code, with what it has instead."""
+        """Yield warnings that an argument contains no GPU code, and what it contains instead."""
         for other, count in self._others.items():
             yield self._stage.warn(top, f"no GPU code found, and files skipped ({count}): {other}", ref=top)
         if self._count and not (self._others or told):
@@ -116,7 +117,7 @@ class Extraction:
             yield self._stage.warn(top, "no GPU code: the wheel has no members", ref=top)
 
     def _read_zip(self, source: Source) -> Records:
-        """Yield the records of a wheel's members. A broken member yields a `diag`, and the rest follow."""
+        """Yield the records of a wheel's members. For a broken member, yield a `diag`, and continue."""
         from gpt.formats.zips import Zip
 
         wheel = Zip(source)
@@ -132,9 +133,9 @@ class Extraction:
                 yield self._stage.error(error, ref=source.name)
 
     def read_loaded(self, traces: list[Path]) -> Records:
-        """Yield the records of all libraries with GPU code that these traces saw loaded, each file once.
+        """Yield the records of all libraries with GPU code that were loaded according to these traces, each file once.
 
-        The traces may be incomplete: that only matters to the stage that decides what's unused.
+        The traces may be incomplete: that only matters when a later stage decides what's unused.
         """
         from gpt.trace.inputs import find_library
         from gpt.trace.used import Loaded, read_used
@@ -167,7 +168,7 @@ class Extraction:
             yield from self._read(spool(stack, self._stage.stdin, STDIN), named=True)
 
     def read_module(self, record: dict[str, Any]) -> Records:
-        """Pass a record on. After a `module`, also yield the contents of its image."""
+        """Pass a record on. If it's a `module`, also yield the contents of its image."""
         if record["kind"] == "end":
             yield from self._report_idle()
         yield record
@@ -197,7 +198,7 @@ class Extraction:
             yield self._stage.error(MissingError(error.strerror or str(error), str(path)), ref=name)
 
     def _read_kernels(self, source: Source, file: int | None, record: dict[str, Any]) -> Records:
-        """Yield the code for single kernels of a module, or why there's none."""
+        """Yield the code for single kernels of a module, or why it isn't available."""
         from gpt.extract.kernels import KernelFinder, Refused
 
         self._kernels = self._kernels or KernelFinder(self._listing.payload)
@@ -214,9 +215,9 @@ class Extraction:
                 yield self._listing.one_kernel(source, found.index, found.arch, kernel, found.text)
 
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
-        """Yield the records of one file.
+        """Yield the records of a file.
 
-        A file that the user named must have GPU code and the expected build ID.
+        A file that the user has named must contain GPU code, and have the expected build ID.
         """
         progress = messages.Progress(Path(source.name).name)
         found = False
@@ -250,10 +251,10 @@ class Extraction:
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether a file begins like a stream."""
+    """Return whether a file begins in the same way as a stream."""
     if not path.is_file():
         return False
-    with suppress(OSError), open(path, "rb") as file:  # reading it reports the error
+    with suppress(OSError), open(path, "rb") as file:  # errors are reported when it's read
         return wrong_input.is_stream(file.read(1))
     return False
 

@@ -1,16 +1,16 @@
-"""Find the code for single kernels, for programs that request one at a time while they run.
+"""Find the code of single kernels, for programs that ask for one after another while they run.
 
-The cache holds which element of an image has which kernels, and the text of elements, so an image in a file isn't read
-again when another of its kernels is requested. The least recently used entries are dropped first. A file is identified
-by its device, inode, size and modification time.
+The cache remembers which elements of an image contain which kernels, and the text of elements, so an image in a file
+isn't read again for another of its kernels. The least recently used entries are dropped first. A file is identified by
+its device, inode, size and modification time.
 
-If several elements have a kernel, the driver runs the one for the newest architecture that the device supports. Only
-that one is returned: its PTX reduced to what the kernel needs, or all of it with GPT_KEEP (gpt-asm(1)). A kernel
-without PTX is refused, unless a later stage takes cubins; then its cubin is returned.
+If several elements contain a kernel, the driver runs the one for the newest architecture that the device supports, so
+that's the one returned: its PTX, reduced to what the kernel needs, or with GPT_KEEP, all of it (gpt-asm(1)). A kernel
+without PTX is refused, unless a later stage accepts cubins; then its cubin is returned.
 
-Most images that a stock PyTorch program loads have no PTX. The headers of their elements show that without unpacking,
-and the answer covers the whole image, so its other kernels aren't requested. NVIDIA's closed code is never returned;
-gpt/formats/closed.py recognizes it.
+Most images that a stock PyTorch program loads contain no PTX. The headers of their elements show that without
+unpacking, and the answer is for the whole image, so nobody asks for its other kernels. NVIDIA's closed code is never
+returned; gpt/formats/closed.py recognizes it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ from gpt.ptx.prune import prune
 from gpt.ptx.scan import Module, scan_module
 from gpt.stream.reasons import Reason
 
-MOST_NAMES = 1 << 20  # kernel names in the cache: some 200 MB
-MOST_TEXT = 128 << 20  # characters of text in the cache, which takes four times as much memory
+MOST_NAMES = 1 << 20  # names of kernels in the cache, which take about 200 MB
+MOST_TEXT = 128 << 20  # characters of text in the cache, which take four times as much memory
 
 V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """A cache whose values have weights and a total limit. Drops the least recently used values."""
+    """A cache whose values have weights, and whose total weight is limited. The least recently used values are
+    dropped.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -56,14 +58,14 @@ class Recent(Generic[V]):
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> V | None:
-        """Return a value and mark it as used, or None if there isn't one."""
+        """Return a value, which counts as a use, or None if it isn't there."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
 
     def put(self, key: Hashable, value: V, weight: int) -> V:
-        """Return a value after adding it, unless it exceeds the limit by itself."""
+        """Add a value, unless it exceeds the limit by itself, and return it."""
         if weight <= self._most:
             self._values[key] = value, weight
             self._weight += weight
@@ -73,7 +75,9 @@ class Recent(Generic[V]):
 
 
 class Refused(GptError):
-    """Raised if a kernel's code isn't returned. With `whole`, the reason applies to every kernel of its image."""
+    """Raised if the code of a kernel isn't returned. With `whole`, the reason is the same for all kernels of the
+    image.
+    """
 
     def __init__(self, code: str, detail: str = "", whole: bool = False) -> None:
         self.reason = Reason(code, detail)
@@ -92,7 +96,9 @@ class KernelPtx:
 
 @dataclass(frozen=True)
 class _Image:
-    """An image's elements: those with PTX by kernel, its cubins, and the indices of elements with a closed kernel."""
+    """The elements of an image: those with PTX, by kernel; its cubins; and the indexes of elements with closed
+    kernels.
+    """
 
     ptx: dict[str, list[Placed]]
     cubins: list[Placed]
@@ -101,7 +107,7 @@ class _Image:
 
 
 class KernelFinder:
-    """Find kernels in images, and remember the images. With `cubins`, a kernel without PTX gets its cubin."""
+    """Finds kernels in images, and remembers the images. With `cubins`, it returns a cubin for kernels without PTX."""
 
     def __init__(self, cubins: bool = False) -> None:
         self._cubins = cubins
@@ -109,10 +115,10 @@ class KernelFinder:
         self._texts: Recent[Module] = Recent(MOST_TEXT)
 
     def find(self, source: Source, file: int | None, kernel: str, arch: str) -> KernelPtx | Opened:
-        """Return a kernel's PTX for a device, or its cubin. `file` is the source's descriptor, or None if it's in
-        memory.
+        """Return the PTX of a kernel for a device, or its cubin. `file` is the descriptor of the source, or None if
+        it's in memory.
 
-        Raises Refused if there's neither, and MalformedError if the PTX can't be parsed.
+        Raises Refused if it has neither, and MalformedError if the PTX can't be parsed.
         """
         key = _identify(source, file)
         image = self._images.get(key) if key else None
@@ -148,7 +154,7 @@ class KernelFinder:
 
 
 def _identify(source: Source, file: int | None) -> Hashable:
-    """Return a cache key for a source, or None if it's in memory."""
+    """Return a key for a source in the cache, or None if it's in memory."""
     if file is None:
         return None
     status = os.fstat(file)
@@ -156,7 +162,7 @@ def _identify(source: Source, file: int | None) -> Hashable:
 
 
 def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
-    """List an image. Looks for PTX in cubins only if there's no other element. Raises MalformedError."""
+    """List an image. PTX inside cubins is considered only if there are no other elements. Raises MalformedError."""
     image = parse_image(source)
     found = list(image.iter_elements())
     names: dict[str, list[Placed]] = {}
@@ -166,7 +172,7 @@ def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
             kernels = [kernel["name"] for kernel in parse_names(_read(source, placed)).kernels]
             for kernel in kernels:
                 names.setdefault(kernel, []).append(placed)
-            if image.type != "ptx" and find_closed_kernel(kernels):  # any text may have kernels with these names
+            if image.type != "ptx" and find_closed_kernel(kernels):  # any text may contain kernels with these names
                 closed.add(placed.index)
     cubins = [placed for placed in found if placed.element.type == "cubin"]
     given = names or (cubins and wants_cubins)
@@ -174,7 +180,7 @@ def _look_into(source: Source, file: int | None, wants_cubins: bool) -> _Image:
 
 
 def _is_closed_file(file: int) -> bool:
-    """Return whether an image's file is a closed library. Its path is a supervisor's descriptor."""
+    """Return whether the file of an image is a closed library. Its path is a descriptor of the supervisor."""
     try:
         whole = Source(os.readlink(f"/proc/self/fd/{file}"), file)
         head = whole.pread(0, min(len(elf.MAGIC), whole.size))
@@ -200,13 +206,13 @@ def _choose_ptx(there: list[Placed], arch: str) -> Placed | None:
 
 
 def _describe(there: Iterable[Placed], arch: str) -> str:
-    """Return the reason why an image has no usable PTX for a kernel; `there` says what it has instead."""
+    """Return the reason why an image has no PTX that can be used for a kernel. `there` has what's available."""
     archs = ", ".join(sorted({placed.element.arch for placed in there}))
     return f"it is for {archs}, not for {arch}" if archs else "its image has PTX of other kernels only"
 
 
 def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str) -> Opened:
-    """Return the cubin that a device would run a kernel from, with its bytes. Raises Refused."""
+    """Return the cubin from which a device would run a kernel, with its bytes. Raises Refused."""
     device = find_arch(arch)
     opener = Opener(source)
     fits = [(code, -placed.index, placed) for placed in cubins if (code := find_arch(placed.element.arch))]
@@ -224,7 +230,7 @@ def _open_cubin(source: Source, cubins: Iterable[Placed], kernel: str, arch: str
 
 
 def _cut_to(kernel: str, opened: Opened) -> Opened:
-    """Return a cubin that's too large for a record without its other kernels. Raises Refused."""
+    """If a cubin is too large for a record, return it without its other kernels. Raises Refused."""
     assert opened.data is not None
     data, fault = opened.data, ""
     try:
@@ -237,7 +243,7 @@ def _cut_to(kernel: str, opened: Opened) -> Opened:
 
 
 def _runs(code: Arch, device: Arch) -> bool:
-    """Return whether a device takes a cubin."""
+    """Return whether a device can run a cubin."""
     if code.suffix == "a":
         return code[:2] == device[:2]
     return code.major == device.major and code.minor <= device.minor

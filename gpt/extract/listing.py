@@ -1,4 +1,4 @@
-"""Make the records for a file with GPU code: `library`, `element` or `ptx`, `library_end`."""
+"""Make the records of a file with GPU code: `library`, `element` or `ptx`, `library_end`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gpt.formats.source import Source
 from gpt.stream import records
 from gpt.stream.wire import Packed
 
-NAMED, LOOKED_INTO = 3, 64  # kernels to name in a message, elements to search for them
-FEW = 4  # with fewer batches, forking isn't worth it
-MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit into the record too
+NAMED, LOOKED_INTO = 3, 64  # kernels named in a message, and elements searched for them
+FEW = 4  # with fewer batches than this, forking isn't worth it
+MAX_PAYLOAD = records.MAX_RECORD - (8 << 20)  # bytes, so that the names fit in the record, too
 
 _RANKS: dict[str | None, int] = {None: 0, **{name: rank for rank, name in enumerate(FATBIN_SECTIONS)}}
 
@@ -36,9 +36,9 @@ Output = dict[str, Any] | Packed
 
 @dataclass
 class Listing:
-    """A selection of elements; empty means all. `warn` turns a location and a fact into a `diag`.
+    """A selection of elements. An empty one selects all. `warn` makes a `diag` from a location and a fact.
 
-    `numbers` counts elements by file name and type, to number the files that are saved.
+    `numbers` counts elements by file name and type, for numbering the files that are saved.
     """
 
     jobs: int
@@ -55,17 +55,17 @@ class Listing:
     wishes: dict[str, Any] = field(default_factory=dict)
     numbers: Counter[tuple[str, str]] = field(default_factory=Counter)
     modules: int = 0  # elements of earlier files
-    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that occur
+    found: dict[tuple[str, str], None] = field(default_factory=dict)  # types and architectures that exist
     named: dict[str, None] = field(default_factory=dict)  # some kernels that occur, collected while none was selected
-    matched: bool = False  # something was selected
-    unmatched: set[str] = field(init=False)  # globs of `kernels` without a match
+    matched: bool = False  # True if anything was selected
+    unmatched: set[str] = field(init=False)  # globs of `kernels` that haven't matched
 
     def __post_init__(self) -> None:
         """Start with no glob matched."""
         self.unmatched = set(self.kernels)
 
     def iter_records(self, image: Image, progress: Callable[[int, int], None]) -> Iterator[Output]:
-        """Yield a file's records; none if it has no GPU code. Raises MalformedError."""
+        """Yield the records of a file, or nothing if it contains no GPU code. Raises MalformedError."""
         source = image.source
         found = list(image.iter_elements(self.scan))
         if not found and not image.has_fatbins:
@@ -99,7 +99,7 @@ class Listing:
             self._name_some(opener, found)
 
     def _name_some(self, opener: Opener, found: list[Placed]) -> None:
-        """Collect a few names of kernels for an error message."""
+        """Collect some names of kernels for an error message."""
         for placed in islice(self._select(found), LOOKED_INTO):
             if len(self.named) >= NAMED:
                 return
@@ -108,9 +108,9 @@ class Listing:
             )
 
     def find_idle(self) -> str | None:
-        """Return why nothing was selected, and what there is to select.
+        """Return why nothing was selected, and the possible choices.
 
-        None if something was selected, or if there's no GPU code at all.
+        Return None if something was selected, or if there's no GPU code.
         """
         if self.matched or not self.found:
             return None
@@ -126,7 +126,7 @@ class Listing:
         return f"no {what}{wanted}: there is {describe(self.found)}{hint}"
 
     def _pack(self, opener: Opener, batch: list[Placed], names: dict[int, str]) -> Packed:
-        """Return the records of a batch, and save its elements if requested."""
+        """Return the records of a batch. If requested, save its elements."""
         return Packed(record for placed in batch for record in self._open(opener, placed, names))
 
     def _open(self, opener: Opener, placed: Placed, names: dict[int, str]) -> Records:
@@ -138,11 +138,11 @@ class Listing:
         yield from self._ptx(opener.source, item) if self.ptx else self._element(opener.source, item)
 
     def _name_all(self, source: Source, found: list[Placed]) -> dict[int, str]:
-        """Return the file name for saving each element, by index, as cuobjdump chooses it.
+        """Return the file name under which each element is saved, by index. The names are the same as cuobjdump's.
 
-        cuobjdump numbers each type separately. Within an archive member it counts linked code before relocatable code,
-        in whatever order the linker placed them. Code in other sections comes last here. A file that consists of one
-        element gets no number.
+        cuobjdump numbers each type separately. Within a member of an archive, it counts linked code before relocatable
+        code, whatever the order in the file. Code in other sections comes last here. If a file consists of a single
+        element, that gets no number.
         """
         stem = Path(source.name).stem or "module"
         names: dict[int, str] = {}
@@ -165,7 +165,7 @@ class Listing:
         return self.payload or self.save is not None or (self.ptx and element.type in ("ptx", "cubin"))
 
     def wants_kernel(self, name: str) -> bool:
-        """Return whether a kernel of this name is selected."""
+        """Return whether a kernel with this name is selected."""
         return not self.kernels or any(fnmatchcase(name, glob) for glob in self.kernels)
 
     def _has_kernel(self, item: Opened) -> bool:
@@ -239,7 +239,7 @@ class Listing:
 
 
 def _no_digest() -> None:
-    """Leave out the digest of a file if it isn't needed."""
+    """Leave out the digest of a file where it isn't needed."""
 
 
 def _write(path: Path, item: Opened) -> None:

@@ -1,7 +1,8 @@
-"""Find GPU code that's in a file but that the driver can't find: wrappers and regions that don't belong together.
+"""Find GPU code in a file that the driver can't find: wrappers without regions, and regions without wrappers.
 
-A wrapper that points to no fatbin is always a fault. A region without a wrapper is a fault only if it has kernels and
-no other word, symbol or code refers to it: nvcc leaves such regions for sources without kernels.
+A wrapper that doesn't point to a fatbin is always a fault. A region without a wrapper is a fault only if it contains
+kernels, and nothing else refers to it, neither words nor symbols nor code: nvcc leaves such regions for sources without
+kernels.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _iter_unfound(image: Image, found: list[Placed]) -> Iterator[str]:
 
 
 def _find_lost(image: Image, regions: set[int]) -> list[int]:
-    """Return the regions that have no wrapper and that nothing refers to."""
+    """Return the regions that have no wrapper, and to which nothing refers."""
     from gpt.formats.pointers import NotUnderstood, find_unreferenced  # importing numpy takes long
 
     assert image.elf

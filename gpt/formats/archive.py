@@ -1,4 +1,4 @@
-"""Locate the members of static archives (`ar`). Reads GNU and BSD long names, and rejects thin archives."""
+"""Find the members of static archives (`ar`). GNU and BSD long names are supported; thin archives are rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = 60  # name 16, date 12, uid 6, gid 6, mode 8, size 10, end 2
 
 
 def iter_members(source: Source) -> Iterator[tuple[str, Source]]:
-    """Return the name and bytes of each member that's a file, without the symbol and name tables."""
+    """Yield the name and the bytes of each member that's a file, without the tables of symbols and names."""
     names = b""
     offset = len(MAGIC)
     while offset + HEADER <= source.size:

@@ -1,20 +1,20 @@
-"""Find the code of a cubin that only its unused kernels need.
+"""Find the code in a cubin that only its unused kernels need.
 
-A kernel or device function is a code section, `.text.NAME`. Two tables say which functions it needs:
+A kernel or device function is a code section, `.text.NAME`. Two tables show which functions it needs:
 
-- relocations of its code and of constants that belong to it: calls, and addresses that it takes;
-- `.nv.callgraph`: pairs of symbols in four groups, each begun by a pair (0, -N): (1) caller and callee,
-  (2) functions whose address is taken, each with a prototype, (3) callers through a pointer, each with a
-  prototype, (4) which function takes the address of which. We learned this from cubins of our own and cuobjdump.
+- relocations of its code, and of constants that belong to it: calls, and addresses that it takes;
+- `.nv.callgraph`: pairs of symbols in four groups, each of which begins with a pair (0, -N): (1) caller and callee, (2)
+  functions whose address is taken, each with a prototype, (3) callers through a pointer, each with a prototype, (4)
+  which function takes the address of which. We learned this from cubins of our own and from cuobjdump.
 
-Device code that isn't linked with other code has a copy of each function in every kernel's section.
+Device code that isn't linked with other code has a copy of each function in the section of every kernel.
 
-We keep all code that can be reached from a used kernel through either table, and all code that no kernel reaches. The
-rest is dead.
+All code that can be reached from a used kernel through either table is kept, and so is all code that no kernel reaches.
+The rest is dead.
 
 `KeptWhole` says why a cubin is left alone: variables shared by all kernels hold addresses of functions, tables
 contradict each other, or something isn't understood. That includes Mercury code (sm_100 and later), which is stored
-next to the code and was never tried. Tables are read only once.
+next to the code, and which we have never tried to cut. Tables are read only once.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ MAX_SECTIONS = 0xFF00  # beyond this, section numbers of symbols are stored else
 NVIDIA_INFO, CALLGRAPH, PROTOTYPE = 0x70000000, 0x70000001, 0x70000002
 CALL, ADDRESS_TAKEN, CALL_THROUGH, TAKES_ADDRESS = (1 << 32) - 1, (1 << 32) - 2, (1 << 32) - 3, (1 << 32) - 4
 EDGES = {CALL: True, ADDRESS_TAKEN: False, CALL_THROUGH: False, TAKES_ADDRESS: True}  # group -> whether it has edges
-NVIDIA = {  # NVIDIA's section types that are read here, or that don't matter for reachability
+NVIDIA = {  # NVIDIA's types of sections that are read here, or that don't affect what can be reached
     NVIDIA_INFO, CALLGRAPH, PROTOTYPE, 0x70000007, 0x70000008, 0x70000009, 0x7000000A, 0x7000000B, 0x70000086,
     *range(0x70000064, 0x70000076),
 }  # fmt: skip
-GENERIC = set(range(12))  # section types of any ELF file
+GENERIC = set(range(12))  # types of sections in any ELF file
 
 SECTION, SYMBOL = elftables.SECTION.dtype, elftables.SYMBOL.dtype
 RELOCATION = {SHT_REL: elftables.REL.dtype, SHT_RELA: elftables.RELA.dtype}
 
 
 class KeptWhole(Exception):
-    """Raised with the reason why nothing is cut from a cubin."""
+    """Raised if nothing is cut from a cubin. The message says why."""
 
 
 @dataclass(frozen=True)
 class DeadCode:
-    """Dead code in a cubin: its byte ranges, sorted, and how many kernels and device functions they contain.
+    """The dead code in a cubin: its byte ranges, sorted, and how many kernels and device functions are in them.
 
-    `sections` are the numbers of all dead code sections, including sections that are already zeroed.
+    `sections` are the numbers of all dead code sections, including sections that are already filled with zeros.
     """
 
     spans: list[Span]
@@ -75,12 +75,16 @@ class DeadCode:
 
 
 def find_cut(data: Data, unused: set[str]) -> DeadCode:
-    """Find the code that only kernels in `unused` need and that isn't zeroed yet. Raises KeptWhole, MalformedError."""
+    """Find the code that only kernels in `unused` need, except code that's already zeroed. Raises KeptWhole,
+    MalformedError.
+    """
     return _Cubin(data).cut(unused)
 
 
 class _Cubin:
-    """The tables of a cubin. `code` has the numbers of code sections, `edges` the sections that each of them needs."""
+    """The tables of a cubin. `code` has the numbers of code sections, and `edges` the sections that each of them
+    needs.
+    """
 
     def __init__(self, data: Data) -> None:
         self.data = memoryview(data)
@@ -92,7 +96,7 @@ class _Cubin:
         for type_ in np.unique(self.sections["type"]).tolist():
             if type_ not in GENERIC and type_ not in NVIDIA:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
-        self.room = SPACE + 2 * len(self.data)  # bytes of tables to read: malicious tables may overlap
+        self.room = SPACE + 2 * len(self.data)  # limit for the bytes of tables, because malicious tables may overlap
         self.is_code = np.zeros(1 << 16, bool)  # by section number
         self.is_code[: len(self.sections)] = (self.sections["flags"] & SHF_EXECINSTR != 0) & (
             self.sections["type"] == SHT_PROGBITS
@@ -104,7 +108,7 @@ class _Cubin:
         self._follow_relocations()
 
     def cut(self, unused: set[str]) -> DeadCode:
-        """Implement find_cut."""
+        """Do the work of find_cut."""
         kernels = self._kernels()
         going = {section for section, names in kernels.items() if names <= unused}
         reached = self._reach(set(kernels))
@@ -145,7 +149,7 @@ class _Cubin:
         entries = (self.symbols["info"] & 15 == STT_FUNC) & (self.symbols["other"] & STO_CUDA_ENTRY != 0)
         strings = self._table(self.names, np.dtype("u1")).tobytes()
         kernels: dict[int, set[str]] = {}
-        room = SPACE + len(self.data)  # bytes of names to read: malicious names may overlap
+        room = SPACE + len(self.data)  # limit for the bytes of names, because malicious names may overlap
         for symbol in self.symbols[entries & (self.symbols["shndx"] != 0)]:
             name, section = int(symbol["name"]), int(symbol["shndx"])
             end = strings.find(0, name)
@@ -158,7 +162,7 @@ class _Cubin:
         return kernels
 
     def _sections_of(self, symbols: np.ndarray) -> np.ndarray:
-        """Return the section number of each symbol; 0 if it's defined elsewhere."""
+        """Return the number of each symbol's section, or 0 if it's defined elsewhere."""
         if len(symbols) and int(symbols.max()) >= len(self.symbols):
             raise KeptWhole("a symbol beyond the symbol table is used")
         found: np.ndarray = self.symbols["shndx"][symbols]
@@ -193,19 +197,19 @@ class _Cubin:
             if not 0 < place < len(self.sections):
                 raise KeptWhole("relocations of no section")
             if not self.sections["flags"][place] & SHF_ALLOC:
-                continue  # debug information, which no kernel reads
+                continue  # debug information, which kernels don't read
             table = self._table(section, RELOCATION[int(row["type"])])
             targets = self._sections_of(table["symbol"])
             owner = place
             if place not in self.code and self.sections["flags"][place] & SHF_INFO_LINK:
-                owner = int(self.sections["info"][place])  # constants of one function
+                owner = int(self.sections["info"][place])  # constants that belong to one function
             if owner in self.code:
                 self._connect(np.full(len(targets), owner, targets.dtype), targets)
             elif self.is_code[targets].any():
                 raise KeptWhole("variables hold addresses of functions")
 
     def _reach(self, start: set[int]) -> set[int]:
-        """Return all code sections that these sections need, including themselves."""
+        """Return these code sections, and all others that they need."""
         reached = set(start)
         pending = deque(reached)
         while pending:
@@ -215,9 +219,9 @@ class _Cubin:
         return reached
 
     def _spans(self, going: list[int]) -> list[tuple[int, Span]]:
-        """Return the ranges of sections that aren't all zeros.
+        """Return the ranges of sections that aren't already filled with zeros.
 
-        Raises KeptWhole if another section shares their bytes.
+        Raises KeptWhole if they share bytes with another section.
         """
         starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
         in_file = find_in_file(self.sections)
@@ -234,7 +238,7 @@ class _Cubin:
         return [(section, (a, b)) for section, (a, b) in ranges if any(self.data[a:b])]
 
     def _header_tables(self) -> list[Span]:
-        """Return the ranges of the program and section header tables."""
+        """Return where the tables of program headers and section headers are."""
         phoff, shoff = struct.unpack_from("<QQ", self.data, 32)
         phentsize, phnum = struct.unpack_from("<HH", self.data, 54)
         tables = [(phoff, phoff + phentsize * phnum), (shoff, shoff + SHDR_SIZE * len(self.sections))]

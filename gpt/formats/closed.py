@@ -1,14 +1,14 @@
-"""Recognize NVIDIA's closed code, which is never disassembled or probed, before anything in it is decoded.
+"""Recognize NVIDIA's closed code before anything in it is decoded. Such code is never disassembled or probed.
 
-A file's name isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So each element is
-judged by the kernel names in the container's symbol table, and then by the file that contains it: the file's name, the
-name it was linked with (DT_SONAME, which renaming doesn't change), and its build ID. An element with one closed kernel
-is rejected as a whole, since its other kernels were compiled with it.
+The name of a file isn't enough: a library may be renamed, or linked into a program (`-lcublas_static`). So each element
+is judged by the names of kernels in the symbol table of its container, and then by the file that contains it: the name
+of the file, the name with which it was linked (DT_SONAME, which renaming doesn't change), and its build ID. An element
+that contains one closed kernel is rejected as a whole, because its other kernels were compiled together with it.
 
-closed.txt is the table of names. It has four kinds of lines, each with a name prefix. From it, `make` generates the
-hook's list of files that are never passed to a stage. In a program that links a closed library, the table can't
-recognize elements whose kernel names anybody may use, or templates from open libraries (CUB, CUTLASS) that the closed
-library instantiates.
+closed.txt is the table of names. There are four kinds of lines, each with the prefix of a name. From this table, `make`
+also generates the hook's list of files that are never passed to a stage. If a program links a closed library, the table
+can't recognize elements whose kernels have names that anybody may use, or that are instances of templates from open
+libraries (CUB, CUTLASS).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path, PurePath
 from gpt.formats.elf import Elf
 from gpt.formats.source import Source
 
-REASON = "closed_library"  # the reason's code in records
+REASON = "closed_library"  # the code of the reason in records
 TABLE = Path(__file__).with_name("closed.txt")
 SHT_DYNAMIC, DT_SONAME = 6, 14
 DYNAMIC = struct.Struct("<QQ")
-MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # limits in bytes: all tables together, and one name
+MAX_DYNAMIC, MAX_NAME = 1 << 16, 1 << 8  # limits in bytes: for all tables together, and for a name
 KINDS = ("file", "word", "kernel", "build-id")
 _MANGLED = r"_ZN?K?[0-9]+"
 
@@ -47,31 +47,35 @@ def _pattern() -> re.Pattern[str]:
 
 
 def find_closed_kernel(names: Iterable[str]) -> str | None:
-    """Return the first of these kernels, named as in the symbol table, that's from a closed library, or None."""
+    """Return the first of these kernels that's from a closed library, or None. Their names are those in the symbol
+    table.
+    """
     match = _pattern().match
     return next((name for name in names if match(name)), None)
 
 
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
-    """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
+    """Return whether a file is a closed library. `tables` is None if it isn't an ELF file."""
     soname = [_find_soname(source, tables)] if tables else []
     return is_closed_name([source.name, *soname], tables.build_id if tables else None)
 
 
 def is_closed_name(paths: Iterable[str], build_id: str | None) -> bool:
-    """Return whether a file is a closed library, from its names and its build ID."""
+    """Return whether a file is a closed library, judging by its names and its build ID."""
     table = read_table()
     return build_id in table["build-id"] or any(PurePath(path).name.startswith(table["file"]) for path in paths)
 
 
 def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> str | None:
-    """Return the reason's code if an element with these kernels in this file is closed, or None if it isn't."""
+    """Return the code of the reason if an element with these kernels, in this file, is closed. Otherwise, return
+    None.
+    """
     return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
 
 
 def _find_soname(source: Source, tables: Elf) -> str:
-    """Return the name that a shared library was linked with, or an empty string."""
-    room = MAX_DYNAMIC  # hostile tables share their bytes
+    """Return the name with which a shared library was linked, or an empty string."""
+    room = MAX_DYNAMIC  # the tables in a malicious file may share bytes
     for dynamic in tables.sections:
         if dynamic.type != SHT_DYNAMIC or not 0 < dynamic.link < len(tables.sections):
             continue

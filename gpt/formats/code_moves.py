@@ -1,16 +1,16 @@
 """Update the tables of a cubin when code moves within its section.
 
-Each function takes `place`, which maps an old offset in the section to the new one, or raises CannotEdit if there's
-none. These tables contain code offsets:
+The functions get `place`, which maps an old offset in the section to the new one, or raises CannotEdit if there's none.
+These tables contain offsets of code:
 
 - symbols of functions: offset and size;
-- relocations of the code: the offset of the instruction that they patch;
-- relocations of anything that refers to a place in the code: a symbol and the distance from it;
-- `.nv.info.K`: lists of the offsets of some instructions, such as all EXITs;
-- `.debug_frame`: the range of each function. It begins `ffffffff | u64 size | u64 CIE | u64 address | u64 range`, with
-  a relocation for the address. Rows in a range keep their distances from its start.
+- relocations of the code: the offset of the instruction that they change;
+- relocations elsewhere that refer to a place in the code: a symbol and the distance from it;
+- `.nv.info.K`: lists of the offsets of certain instructions, such as all EXITs;
+- `.debug_frame`: the range of each function. An entry begins with `ffffffff | u64 size | u64 CIE | u64 address | u64
+  range`, and there's a relocation for the address. Rows for a range keep their distances from its start.
 
-`check_understood` refuses cubins with other such tables, which aren't updated: jump tables (relative offsets in
+`check_understood` refuses cubins with other tables of this kind, which aren't updated: jump tables (relative offsets in
 constant bank 2), line numbers and other debug information, and attributes that may be lists.
 """
 
@@ -34,10 +34,10 @@ FRAME = struct.Struct("<IQQQQ")
 FRAME_ADDRESS = 20  # its offset in the entry
 DWARF64 = 0xFFFFFFFF
 
-# Attributes of `.nv.info.K` by payload format. cuobjdump prints these names with the prefix EIATTR_.
-INDIRECT_BRANCH_TARGETS = 0x34  # {u32 offset, u16, u16, u32 count, u32 targets[count]} of each branch
+# Attributes of `.nv.info.K`, by the format of their payload. cuobjdump prints these names with the prefix EIATTR_.
+INDIRECT_BRANCH_TARGETS = 0x34  # for each branch: {u32 offset, u16, u16, u32 count, u32 targets[count]}
 BRANCH = struct.Struct("<IHHI")
-INSTRUCTION_OFFSETS = {  # attribute -> bytes of an entry, which begins with a u32 offset
+INSTRUCTION_OFFSETS = {  # attribute -> size of an entry, which begins with a u32 offset
     0x1C: 4,  # EXIT_INSTR_OFFSETS
     0x1D: 4,  # S2RCTAID_INSTR_OFFSETS
     0x28: 4,  # COOP_GROUP_INSTR_OFFSETS
@@ -63,8 +63,8 @@ NO_OFFSETS = {
 
 
 def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
-    """Raise CannotEdit if code of this section can't move: `info` is its kernel's `.nv.info.K`."""
-    for entry in iter_attributes(bytes(info)):  # a copy, because the caller may go on to edit the original
+    """Raise CannotEdit if the code in this section can't be moved. `info` is the `.nv.info.K` of its kernel."""
+    for entry in iter_attributes(bytes(info)):  # a copy, because the caller may edit the original afterwards
         if entry.kind == INDIRECT_BRANCH_TARGETS:
             raise CannotEdit("it has jump tables")
         if entry.form == SIZED and entry.kind not in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS:
@@ -79,7 +79,7 @@ def check_understood(cubin: CubinEditor, section: int, info: Data) -> None:
 
 
 def check_moves(info: Data, moved: Container[int]) -> None:
-    """Raise CannotEdit if an attribute that isn't understood may list an instruction that moves."""
+    """Raise CannotEdit if an attribute that isn't understood may contain the offset of an instruction that moves."""
     for entry in iter_attributes(bytes(info)):
         known = entry.kind in INSTRUCTION_OFFSETS.keys() | NO_OFFSETS | {INDIRECT_BRANCH_TARGETS}
         words = entry.payload[: len(entry.payload) // 4 * 4].cast("I")
@@ -88,7 +88,7 @@ def check_moves(info: Data, moved: Container[int]) -> None:
 
 
 def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Move and resize the functions of a section."""
+    """Update the offsets and sizes of the functions in a section."""
     symbols = cubin.symbols
     for number in np.flatnonzero(symbols["shndx"] == section).tolist():
         start, size = int(symbols["value"][number]), int(symbols["size"][number])
@@ -97,7 +97,7 @@ def follow_symbols(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place: Place) -> None:
-    """Update relocations of the code, and the lists of instructions in `.nv.info.K`."""
+    """Update the relocations of the code, and the lists of instructions in `.nv.info.K`."""
     for number, _, table in iter_relocations(cubin, section):
         moved = table.copy()
         moved["offset"] = [place(offset) for offset in table["offset"].tolist()]
@@ -110,7 +110,7 @@ def follow_instructions(cubin: CubinEditor, section: int, info: bytearray, place
 
 
 def _listed(entry: Attribute) -> Iterable[int]:
-    """Return where an attribute's payload has offsets of instructions, other than branch targets."""
+    """Return where the payload of an attribute has offsets of instructions, other than targets of branches."""
     size = len(entry.payload)
     if stride := INSTRUCTION_OFFSETS.get(entry.kind):
         if size % stride:
@@ -129,10 +129,12 @@ def _listed(entry: Attribute) -> Iterable[int]:
 
 
 def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Make references by symbol and distance lead to the same instruction as before."""
+    """Change references that consist of a symbol and a distance, so that they lead to the same instruction as
+    before.
+    """
     for number, _, table in iter_relocations(cubin):
         if not has_addends(table):
-            continue  # for frames, resize_frames sets the addresses
+            continue  # resize_frames sets the addresses in frames
         moved = table.copy()
         for index in _to(cubin, table, section).tolist():
             start = int(cubin.symbols["value"][table["symbol"][index]])
@@ -143,9 +145,9 @@ def follow_references(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
-    """Resize the functions' ranges in `.debug_frame`. Addresses without a relocation addend (sm_80) move too.
+    """Update the ranges of functions in `.debug_frame`, and addresses for which the relocation has no addend (sm_80).
 
-    Call this first, while relocations and symbols still have the functions' old places.
+    Call this first, while relocations and symbols still have the old places of functions.
     """
     frames = cubin.numbers.get(b".debug_frame")
     if frames is None:
@@ -158,7 +160,7 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
                 continue
             mark, size, cie, address, length = FRAME.unpack_from(content, at)
             if mark != DWARF64 or cie >= at or at + size > len(content):
-                continue  # an entry of another kind
+                continue  # a different kind of entry
             base = int(cubin.symbols["value"][table["symbol"][index]])
             start = base + (int(table["addend"][index]) if has_addends(table) else address)
             if not has_addends(table):
@@ -167,7 +169,7 @@ def resize_frames(cubin: CubinEditor, section: int, place: Place) -> None:
 
 
 def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield each non-empty relocation section's number, the section that it patches, and its entries."""
+    """Yield, for each relocation section that isn't empty, its number, the section that it changes, and its entries."""
     types, targets = cubin.sections["type"], cubin.sections["info"]
     wanted = (types == SHT_REL) | (types == SHT_RELA)
     if target is not None:
@@ -178,12 +180,12 @@ def iter_relocations(cubin: CubinEditor, target: int | None = None) -> Iterator[
 
 
 def has_addends(table: np.ndarray) -> bool:
-    """Return whether relocations have explicit addends. Otherwise they add to the value that they patch."""
+    """Return whether relocations have explicit addends. If they don't, they add to the existing value."""
     return "addend" in (table.dtype.names or ())
 
 
 def _to(cubin: CubinEditor, table: np.ndarray, section: int) -> np.ndarray:
-    """Return the indices of the relocations that refer to a section."""
+    """Return the indexes of the relocations that refer to a section."""
     if int(table["symbol"].max()) >= len(cubin.symbols):
         raise CannotEdit("a symbol beyond the symbol table is used")
     return np.flatnonzero(cubin.symbols["shndx"][table["symbol"]] == section)

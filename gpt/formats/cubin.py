@@ -1,12 +1,12 @@
 """Cubins: the ELF files that the GPU runs (machine 190), and the PTX that Triton leaves in them.
 
-We established over 21,080 cubins what marks a kernel: an entry in the section of type SHT_SYMTAB with type STT_FUNC,
-st_other bit 0x10 (STO_CUDA_ENTRY) and a section other than 0. Its binding means nothing (a quarter of all kernels are
-LOCAL). Names come from that section's own sh_link, since relocation sections in some public cubins link to the wrong
-table. A function without the bit is a device function. From sm_100 on, a second symbol table of type 0x70000085
-describes Mercury code and is left alone.
+From 21,080 cubins, we learned how to recognize a kernel: it's an entry in the section of type SHT_SYMTAB with type
+STT_FUNC, st_other bit 0x10 (STO_CUDA_ENTRY), and a section other than 0. Its binding doesn't matter (a quarter of all
+kernels are LOCAL). Names come from the string table that this section links to (sh_link), because relocation sections
+in some public cubins link to the wrong table. A function without the bit is a device function. From sm_100 on, there's
+a second symbol table of type 0x70000085, which describes Mercury code and is left alone.
 
-A large library has 600,000 symbols; reading their names takes as long as the loop over them.
+A large library has 600,000 symbols. Reading their names takes as long as the loop over them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpt.formats.symbols import SPACE, Contents, Symbol
 
 STT_OBJECT, STT_FUNC, STO_CUDA_ENTRY = 1, 2, 0x10
 
-FUNCTION = 256  # a cubin has at least this many bytes per function; the fewest ever seen are 1,951
+FUNCTION = 256  # a cubin has at least this many bytes per function; the minimum that we've seen is 1,951
 SECTION, SYMBOL = elftables.SECTION.struct, elftables.SYMBOL.struct
 
 Data = bytes | bytearray | memoryview
 
 
 def section_headers(data: Data | Source) -> memoryview:
-    """Return a cubin's section header table, one SECTION per header. Raises MalformedError."""
+    """Return the section headers of a cubin as an array of SECTION. Raises MalformedError."""
     size = _size(data)
     head = _part(data, 0, min(64, size))
     if MACHINES.get(machine_of(bytes(head[:20])) or 0) != "cuda":
@@ -49,9 +49,10 @@ def section_headers(data: Data | Source) -> memoryview:
 
 
 def parse_cubin(data: Data | Source) -> Contents:
-    """Return a cubin's kernels and device functions, in symbol table order, and the number of its variables.
+    """Return the kernels and device functions of a cubin, in the order of the symbol table, and its number of
+    variables.
 
-    If it's a Source, only its tables are read, a few percent of the bytes.
+    If it's a Source, only the tables are read, which are a few percent of the bytes.
     """
     headers = section_headers(data)
     types = headers.cast("I")[1 :: SHDR_SIZE // 4].tolist()
@@ -66,11 +67,11 @@ def parse_cubin(data: Data | Source) -> Contents:
 
 
 def contents_of(names: bytes, symbols: Data, size: int) -> Contents:
-    """Parse the symbol table of a `size`-byte cubin, with `names` as its string table. Raises MalformedError."""
+    """Parse the symbol table of a cubin with `size` bytes; `names` is its string table. Raises MalformedError."""
     kernels: list[Symbol] = []
     functions: list[Symbol] = []
     variables = 0
-    room = SPACE + size  # for names and functions: hostile ones share their bytes
+    room = SPACE + size  # for names and functions, because malicious ones may share bytes
     for name, info, other, shndx, _, code in SYMBOL.iter_unpack(symbols):
         if not shndx:
             continue
@@ -101,13 +102,15 @@ def _part(data: Data | Source, offset: int, size: int) -> memoryview:
 
 
 def arch_of(head: bytes) -> str:
-    """Return a cubin's compute capability from its first 64 bytes. Its place in e_flags depends on the generation."""
+    """Return the compute capability from the first 64 bytes of a cubin. Where it is in e_flags depends on the
+    generation.
+    """
     flags = int.from_bytes(head[48:52], "little")
     return f"sm_{flags >> 8 & 0xFF if head[7] == 0x41 else flags & 0xFF}"
 
 
 def size_of_image(head: bytes) -> int:
-    """Return a cubin's size from its first 64 bytes: it ends with the last header table."""
+    """Return the size of a cubin from its first 64 bytes. It ends with the last of its header tables."""
     phoff, shoff = struct.unpack_from("<QQ", head, 32)
     phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", head, 54)
     size: int = max(64, phoff + phentsize * phnum, shoff + shentsize * shnum)
@@ -115,7 +118,7 @@ def size_of_image(head: bytes) -> int:
 
 
 def find_ptx(data: Data) -> bytes | None:
-    """Return the PTX text in a cubin's `.nv_debug_ptx_txt` (lines ended by NUL), if it has one."""
+    """Return the PTX in the `.nv_debug_ptx_txt` of a cubin, whose lines end with NUL, or None if there's none."""
     headers = section_headers(data)
     (shstrndx,) = struct.unpack("<H", _part(data, 62, 2))
     if shstrndx * SHDR_SIZE >= len(headers):

@@ -1,17 +1,17 @@
-"""Drop unused kernels from a cubin: remove their sections and everything that refers to them, but keep all numbers.
+"""Drop unused kernels from a cubin: remove their sections and everything that refers to them, but change no numbers.
 
-Zeroed code (gpt/patch/trim.py) still takes memory when a cubin is loaded. Here, the sections of a dropped function
-(`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations and others with its name) become empty headers of type
-0, and the bytes after them move up. Other sections and symbols keep their numbers, so nothing that refers to them by
-number changes. The symbol of a dropped function becomes a copy of symbol 0. Tables that list functions lose its
-entries:
+Code that's filled with zeros (gpt/patch/trim.py) still takes memory when a cubin is loaded. Here, the sections of a
+dropped function (`.text`, `.nv.info`, `.nv.constant0`, `.nv.shared`, relocations, and others with its name) become
+empty headers of type 0, and the bytes after them move up. All other sections and symbols keep their numbers, so nothing
+that refers to them by number has to be changed. The symbol of a dropped function becomes a copy of symbol 0. Its
+entries are removed from the tables that list functions:
 
 - `.nv.info` of the module: attributes {u8 4, u8 kind, u16 8, u32 symbol, u32 value} of the kinds in OF_SYMBOL;
-- `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}, in the former either may be the function;
-- relocations of debug information; dropped names become zeros, since these compress to nothing.
+- `.nv.callgraph` and `.nv.prototype`: pairs {u32 symbol, u32 other}; in the former, either may be the function;
+- relocations of debug information.
 
-The file is laid out again by CubinEditor. `KeptWhole` is raised if a cubin isn't laid out like the cubins that we know;
-its code is zeroed instead.
+Names of dropped functions are replaced by zeros, which compress to nothing. Then CubinEditor lays out the file again.
+`KeptWhole` is raised if a cubin isn't laid out like the cubins that we know; in that case, its code is zeroed instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAIR = np.dtype([("first", "<u4"), ("second", "<u4")])
 def without(data: Data, code: Iterable[int]) -> bytes:
     """Return the cubin without the functions in these code sections. Raises KeptWhole.
 
-    The sections must come from find_cut for this cubin, which has checked that tables are inside it.
+    The sections must come from find_cut for the same cubin, which has checked that all tables are inside it.
     """
     try:
         return _Dropping(data, set(code)).build()
@@ -61,7 +61,7 @@ def without(data: Data, code: Iterable[int]) -> bytes:
 
 
 def drop_kernels(data: Data, unused: set[str]) -> bytes:
-    """Return a cubin without these kernels and what only they need. Raises KeptWhole, and MalformedError."""
+    """Return a cubin without these kernels, and without what only they need. Raises KeptWhole and MalformedError."""
     dead = find_cut(data, unused)
     if not dead.sections:
         return bytes(data)
@@ -72,11 +72,11 @@ def drop_kernels(data: Data, unused: set[str]) -> bytes:
 
 
 def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
-    """Check the output of `without`, and return a fault or None.
+    """Check the output of `without`. Return what's wrong with it, or None.
 
-    Every remaining section must have the same header except for offset and size, and the same bytes unless it lists
-    functions. Everything that's missing must belong to `code`. Every remaining kernel and function must have its name
-    and size.
+    Every section that remains must have the same header, except for its offset and size, and the same bytes unless it
+    lists functions. Everything that's missing must belong to `code`. Every kernel and function that remains must have
+    its name and its size.
     """
     old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
     if len(old) != len(new):
@@ -125,7 +125,7 @@ def _bytes(data: Data, row: np.void) -> bytes:
 
 
 class _Dropping:
-    """A cubin, and the code sections to drop."""
+    """Drops code sections from a cubin."""
 
     def __init__(self, data: Data, code: set[int]) -> None:
         self.cubin = CubinEditor(data)
@@ -135,7 +135,7 @@ class _Dropping:
         self.lost = np.isin(self.symbols["shndx"], sorted(self.gone)) & (self.symbols["shndx"] != 0)
 
     def build(self) -> bytes:
-        """Implement without."""
+        """Do the work of without."""
         self._edit_lists()
         self._edit_names()
         self.symbols[self.lost] = np.zeros(1, SYMBOL)
@@ -144,7 +144,7 @@ class _Dropping:
         return self.cubin.build(tight=True)
 
     def _owned(self, code: set[int]) -> set[int]:
-        """Return the code sections, the sections that belong to them, and the relocations of all of these."""
+        """Return the code sections, the sections that belong to them, and the relocations of all these."""
         gone = set(code)
         for _ in range(2):
             linked = np.isin(self.sections["info"], sorted(gone)) & (self.sections["info"] != 0)
@@ -153,7 +153,7 @@ class _Dropping:
         return gone
 
     def _edit_lists(self) -> None:
-        """Remove dropped functions from the tables that list functions."""
+        """Remove the dropped functions from tables that list functions."""
         for number in range(len(self.sections)):
             if number in self.gone:
                 continue
@@ -209,7 +209,7 @@ class _Dropping:
         return lost
 
     def _edit_names(self) -> None:
-        """Zero all names that no remaining section or symbol has."""
+        """Replace names that no remaining section or symbol has by zeros."""
         stay = np.ones(len(self.sections), bool)
         stay[sorted(self.gone)] = False
         (shstrndx,) = struct.unpack_from("<H", self.cubin.data, 62)
@@ -232,7 +232,7 @@ def _entries(content: Data, dtype: np.dtype) -> np.ndarray:
 
 
 def _only(names: bytes, starts: list[int]) -> bytes:
-    """Return a string table in which only the strings at these offsets remain; the rest is zeros."""
+    """Return a string table with only the strings at these offsets. Everything else is replaced by zeros."""
     out = bytearray(len(names))
     room = 2 * len(names) + (1 << 16)  # strings may share their ends
     for start in set(starts):

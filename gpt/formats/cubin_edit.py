@@ -1,9 +1,9 @@
-"""Edit a cubin: replace the contents of sections, remove sections, and lay the file out again.
+"""Edit a cubin: replace the contents of sections, remove sections, and lay out the file again.
 
-A cubin is full of indices and offsets. Symbols, `.nv.info`, relocations and the call graph refer to sections and
-symbols by index; section headers and segments refer to bytes by file offset. So an edit keeps every index (a removed
-section becomes an empty header of type 0), and `build` recomputes every file offset (cubin_layout.py). An unedited
-cubin is reproduced byte for byte.
+A cubin is full of indexes and offsets. Symbols, `.nv.info`, relocations and the call graph refer to sections and
+symbols by index; section headers and segments refer to bytes by file offset. So an edit keeps all indexes (a removed
+section becomes an empty header of type 0), and `build` recomputes all file offsets (cubin_layout.py). A cubin without
+edits is reproduced byte for byte.
 
     cubin = CubinEditor(data)
     kernel = KernelEditor(cubin, "_Z3onePf")     # kernel_edit.py
@@ -13,7 +13,7 @@ cubin is reproduced byte for byte.
     new = cubin.build()
 
 The editors raise CannotEdit or MalformedError if they don't understand a part of the file, or if it's outside the file.
-They copy contents only when they edit them.
+Contents are copied only when they're edited.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_SECTIONS = 0xFF00  # beyond this, section numbers of symbols are stored else
 
 
 class CubinEditor:
-    """A cubin being edited. You may change the section headers in `sections`, except offset and size."""
+    """A cubin that's being edited. You may change the section headers in `sections`, except their offsets and sizes."""
 
     def __init__(self, data: Data) -> None:
         self.data = memoryview(data)
@@ -53,7 +53,7 @@ class CubinEditor:
         self._torn = ""
 
     def fork(self) -> CubinEditor:
-        """Return another editor of the same file. Raises ValueError if this one has edits."""
+        """Return another editor for the same file. Raises ValueError if this one has edits."""
         if any(content != self._layout.content(number) for number, content in self._contents.items()):
             raise ValueError("can't fork an edited cubin")
         other = copy(self)
@@ -62,13 +62,13 @@ class CubinEditor:
         return other
 
     def content(self, number: int) -> Data:
-        """Return a section's bytes including edits; empty if it has none in the file."""
+        """Return the bytes of a section, with edits. Empty if it has no bytes in the file."""
         if number in self._contents:
             return self._contents[number]
         return self._layout.content(number)
 
     def editable(self, number: int) -> bytearray:
-        """Return a section's bytes for editing in place and growing. It must have bytes in the file."""
+        """Return the bytes of a section, to be changed in place or extended. It must have bytes in the file."""
         content = self._contents.get(number)
         if not isinstance(content, bytearray):
             content = bytearray(self.content(number))
@@ -76,13 +76,13 @@ class CubinEditor:
         return content
 
     def replace(self, number: int, content: bytes | bytearray) -> None:
-        """Replace a section's bytes, by any number of bytes. It must have bytes in the file."""
+        """Replace the bytes of a section by any number of bytes. It must have bytes in the file."""
         if not self.in_file[number]:
             raise CannotEdit(f"section {number} has no bytes in the file")
         self._contents[number] = content
 
     def remove(self, number: int) -> None:
-        """Remove a section. Its index remains, as an empty header."""
+        """Remove a section. Its index remains, with an empty header."""
         self.sections[number] = np.zeros(1, SECTION)
         self._contents[number] = b""
 
@@ -103,7 +103,7 @@ class CubinEditor:
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
-        """Map each section name to its index, the first one's if several share a name."""
+        """Map the name of each section to its index. If several sections share a name, it's the index of the first."""
         (shstrndx,) = struct.unpack_from("<H", self.data, 62)
         if shstrndx >= len(self.original):
             raise CannotEdit("the section names are missing")
@@ -111,8 +111,8 @@ class CubinEditor:
 
     @cached_property
     def info_pairs(self) -> dict[tuple[int, int], list[int]]:
-        """Map an attribute and a function's symbol index to the offsets of the count in the module's `.nv.info`. ptxas
-        12.4 writes some of them twice.
+        """Map an attribute and the index of a function's symbol to the offsets of the count in the module's `.nv.info`.
+        ptxas 12.4 writes some counts twice.
         """
         number = self.numbers.get(b".nv.info")
         found: dict[tuple[int, int], list[int]] = {}
@@ -126,7 +126,7 @@ class CubinEditor:
         return found
 
     def find_pair(self, kind: int, symbol: int) -> int | None:
-        """Return a count from the module's `.nv.info`, or None if it isn't there."""
+        """Return a count in the module's `.nv.info`, or None if it isn't there."""
         places = self.info_pairs.get((kind, symbol))
         if not places:
             return None
@@ -140,7 +140,7 @@ class CubinEditor:
 
     @cached_property
     def kernels(self) -> dict[bytes, int]:
-        """The number of each kernel's symbol, by name."""
+        """The symbol number of each kernel, by name."""
         symbols = self.symbols
         found = (symbols["info"] & 15 == STT_FUNC) & (symbols["other"] & STO_CUDA_ENTRY != 0) & (symbols["shndx"] != 0)
         numbers = np.flatnonzero(found)
@@ -148,14 +148,14 @@ class CubinEditor:
 
     @cached_property
     def undefined(self) -> dict[bytes, int]:
-        """Map the names of symbols that another file or the driver defines to their indices."""
+        """Map the names of symbols that another file or the driver defines to their indexes."""
         symbols = self.symbols
         numbers = np.flatnonzero((symbols["shndx"] == 0) & (symbols["name"] != 0))
         return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
 
     def _numbers(self, strings: int, numbers: Iterable[int], starts: np.ndarray) -> dict[bytes, int]:
         names = bytes(self.content(strings))
-        room = SPACE + 2 * len(self.data)  # hostile names share their bytes
+        room = SPACE + 2 * len(self.data)  # malicious names may share bytes
         out: dict[bytes, int] = {}
         for number, start in zip(numbers, starts.tolist(), strict=True):
             end = names.find(0, start)
@@ -167,7 +167,9 @@ class CubinEditor:
 
     @contextmanager
     def whole_edit(self) -> Iterator[None]:
-        """Edit several tables together. If that fails halfway, old contents are lost and `build` raises CannotEdit."""
+        """Edit several tables together. If that fails in between, the old contents are lost, and `build` raises
+        CannotEdit.
+        """
         try:
             yield
         except GptError as error:
@@ -175,14 +177,14 @@ class CubinEditor:
             raise
 
     def build(self, *, tight: bool = False) -> bytes:
-        """Return the edited cubin. With `tight`, leave out bytes that nothing refers to."""
+        """Return the edited cubin. With `tight`, bytes to which nothing refers are left out."""
         if self._torn:
             raise CannotEdit(f"an edit failed halfway: {self._torn}")
         return self._layout.build(self.sections, self._contents, tight)
 
 
 def table_of(content: Data, dtype: np.dtype) -> np.ndarray:
-    """Return a table's entries. Raises CannotEdit if its last entry is incomplete."""
+    """Return the entries of a table. Raises CannotEdit if the last one is incomplete."""
     if len(content) % dtype.itemsize:
         raise CannotEdit("a table ends within an entry")
     return np.frombuffer(content, dtype)

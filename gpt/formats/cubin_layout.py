@@ -1,9 +1,10 @@
-"""Lay a cubin out again after the contents of its sections changed.
+"""Lay out a cubin again after the contents of its sections have changed.
 
-After its ELF header, the file is a row of *parts*: the bytes of a section, the section header table, the program header
-table, and bytes that nothing refers to. `build` writes them in their original order with their current contents, each
-aligned as its section requires. ptxas and nvlink lay cubins out in the same way. So an unedited cubin is reproduced
-byte for byte, and a kernel with an added parameter gets the file offsets that ptxas would have chosen.
+After its ELF header, the file is a sequence of *parts*: the bytes of a section, the section header table, the program
+header table, and bytes to which nothing refers. `build` writes them in their original order, with their current
+contents, each aligned as its section requires. ptxas and nvlink lay out cubins in the same way. So a cubin without
+edits is reproduced byte for byte, and a kernel with an added parameter gets the file offsets that ptxas would have
+chosen.
 
     part            old        new (`.text.a` grew by 256)
     .nv.info.a      0x9d0      0x9d0
@@ -13,15 +14,15 @@ byte for byte, and a kernel with an added parameter gets the file offsets that p
     .nv.constant0.a 0xf00      0x1000
     headers         0x1120     0x1220
 
-- Bytes between two sections are padding if they're zeros and no more than the alignment needs. Others (nvcc leaves some
-  before `.strtab`) are a part of their own, and stay unless `tight` is set.
-- Sections that name the same bytes (`.nv.constant4` and its Mercury twin) are one part. If they overlap otherwise, or
-  if only one of them is edited, the cubin is refused.
-- Sections without bytes in the file, and segments without sections, follow the part before them. Other segments begin
-  and end where parts do.
+- Bytes between two sections are padding if they're zeros, and there are no more of them than the alignment needs. Other
+  bytes (nvcc leaves some before `.strtab`) are a part of their own, and are kept unless `tight` is set.
+- Sections that name the same bytes (`.nv.constant4` and its Mercury counterpart) are one part. If they overlap in any
+  other way, or if only one of them is edited, the cubin is refused.
+- Sections without bytes in the file, and segments without sections, follow the part before them. All other segments
+  begin and end where parts do.
 
-Table sizes are checked before anything is read, and no byte belongs to two parts, so a hostile cubin costs no more than
-its size. `CannotEdit` says what isn't understood.
+The sizes of tables are checked before anything is read, and no byte belongs to two parts, so a malicious cubin costs no
+more than its size. `CannotEdit` says what isn't understood.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from gpt.formats.cubin import Data
 from gpt.formats.elf import EHDR_SIZE, PHDR_SIZE, SHT_NOBITS
 
 SECTION, SEGMENT = elftables.SECTION.dtype, elftables.SEGMENT.dtype
-Contents = Mapping[int, bytes | bytearray]  # sections that were edited
+Contents = Mapping[int, bytes | bytearray]  # the sections that were edited
 SHT_NULL = 0
-# `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` in relocatable code. In linked code these are
+# `.nv.global`, `.nv.local.K`, `.nv.shared.K` and `.nv.shared.reserved.0` in relocatable code. In linked code, they're
 # NOBITS.
 NO_BYTES = SHT_NULL, SHT_NOBITS, 0x70000007, 0x70000009, 0x7000000A, 0x70000015
-SHF_MERCURY = 1 << 28  # the flag of `.nv.merc.*`, where even reserved shared memory has bytes
-MAX_SEGMENTS = 64  # 6 are usual
-MAX_ALIGN = 1 << 12  # code needs 128
+SHF_MERCURY = 1 << 28  # the flag of `.nv.merc.*`; there, even reserved shared memory has bytes
+MAX_SEGMENTS = 64  # 6 are common
+MAX_ALIGN = 1 << 12  # code requires 128
 HEADERS_ALIGN = 8
 
 
 class CannotEdit(GptError):
-    """The reason why a cubin, or one of its kernels, can't be edited."""
+    """Raised if a cubin, or one of its kernels, can't be edited. The message says why."""
 
 
 def find_in_file(sections: np.ndarray) -> np.ndarray:
@@ -64,7 +65,7 @@ def find_in_file(sections: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Part:
-    """A range of the original file and its range in the output; `sections` are the sections in it."""
+    """A range of the original file, and where it's in the output. `sections` are the sections in it."""
 
     offset: int
     size: int
@@ -79,7 +80,9 @@ class _Part:
 
 
 class Layout:
-    """A cubin's parts. `original` has its section headers; `in_file` says which of them have bytes in the file."""
+    """The parts of a cubin. `original` has its section headers, and `in_file` says which sections have bytes in the
+    file.
+    """
 
     def __init__(self, data: memoryview, original: np.ndarray) -> None:
         self.data = data
@@ -93,14 +96,14 @@ class Layout:
         self._parts = self._find_parts()
 
     def content(self, number: int) -> Data:
-        """Return a section's bytes as they are in the file; empty if it has none."""
+        """Return the bytes of a section as they are in the file. Empty if it has none."""
         if not self.in_file[number]:
             return b""
         offset, size = int(self.original["offset"][number]), int(self.original["size"][number])
         return self.data[offset : offset + size]
 
     def build(self, sections: np.ndarray, contents: Contents, tight: bool) -> bytes:
-        """Return the cubin with these section headers and contents. Set their offsets and sizes."""
+        """Return the cubin with these section headers, whose offsets and sizes are updated, and these contents."""
         out = bytearray(self.data[:EHDR_SIZE])
         aligns, types = sections["align"].tolist(), sections["type"].tolist()
         offsets, sizes = sections["offset"].tolist(), sections["size"].tolist()
@@ -139,7 +142,7 @@ class Layout:
         self._program_headers = _Part(phoff, phnum * PHDR_SIZE)
 
     def _find_parts(self) -> list[_Part]:
-        """Return all parts in file order, including bytes that nothing refers to. Raises CannotEdit if any overlap."""
+        """Return all parts in file order, including bytes to which nothing refers. Raises CannotEdit if any overlap."""
         ranges: dict[tuple[int, int], list[int]] = {}
         offsets, sizes = self.original["offset"].tolist(), self.original["size"].tolist()
         for number in np.flatnonzero(self.in_file).tolist():
@@ -166,7 +169,9 @@ class Layout:
         return not part.sections and part is not self._headers and part is not self._program_headers
 
     def _align(self, part: _Part, aligns: list[int]) -> int:
-        """Return a part's alignment in the output: what its sections require, if the original complied."""
+        """Return the alignment of a part in the output. It's what its sections require, if the original complied with
+        that.
+        """
         if not part.sections:
             return 1 if self._is_unnamed(part) or part.offset % HEADERS_ALIGN else HEADERS_ALIGN
         align = max(aligns[number] for number in part.sections)
@@ -175,7 +180,7 @@ class Layout:
         return align if align and part.offset % align == 0 else 1
 
     def _content(self, part: _Part, contents: Contents) -> Data:
-        """Return the bytes of a part, including edits."""
+        """Return the bytes of a part, with edits."""
         original = self.data[part.offset : part.old_end]
         edited = [contents[number] for number in part.sections if number in contents]
         if not edited:
@@ -186,14 +191,16 @@ class Layout:
         return edited[0]
 
     def _place_empty(self, sections: np.ndarray) -> None:
-        """Place the sections that have no bytes in the file."""
+        """Set the offsets of sections that have no bytes in the file."""
         empty = ~self.in_file & (sections["type"] != SHT_NULL)
         for number in np.flatnonzero(empty).tolist():
             offset, align = int(self.original["offset"][number]), int(self.original["align"][number])
             sections["offset"][number] = self._place(offset, align)
 
     def _place(self, offset: int, align: int = 1) -> int:
-        """Return the new place of something without bytes, at its old distance from the part before or around it."""
+        """Return the new offset of something without bytes. Its distance from the part before it, or around it, stays
+        the same.
+        """
         index = bisect_right(self._parts, offset, key=lambda part: part.offset) - 1
         if index < 0 or offset > len(self.data):
             return offset
@@ -205,7 +212,7 @@ class Layout:
         return part.end + offset - part.old_end
 
     def _move(self, segment: np.void) -> None:
-        """Move a segment to the new place of its parts."""
+        """Update a segment so that it contains the same parts as before."""
         start, size = int(segment["offset"]), int(segment["filesz"])
         rest = int(segment["memsz"]) - size
         if not 0 <= rest < 1 << 48:

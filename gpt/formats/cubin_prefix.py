@@ -1,20 +1,21 @@
 """List the symbols of a packed cubin from its first bytes, without unpacking the rest.
 
 nvcc and ptxas write `.shstrtab`, `.strtab` and `.symtab` first, then the code, which is nine tenths of a large cubin,
-and last the section headers, which locate all of these. So we unpack a compressed cubin only up to the end of its
-symbols, provided that the bytes can't be anything else:
+and finally the section headers, which say where everything is. So we unpack a compressed cubin only up to the end of
+its symbols, provided that the bytes can't be anything else:
 
 - the first table of names begins as `.shstrtab` does, right after the ELF header;
-- `.symtab` begins with the first 24 zero bytes at a multiple of 8 that are followed by a symbol whose name lies before;
-- it ends, after a whole number of symbols, at the start of `.debug_frame`, `.nv.info` or NVIDIA's note, none of which
+- `.symtab` begins with the first 24 zero bytes at a multiple of 8 that are followed by a symbol whose name is in the
+  bytes before;
+- it ends, after a whole number of symbols, where `.debug_frame`, `.nv.info` or NVIDIA's note begins; none of these
   looks like a symbol;
 - all symbols have valid types and sections;
-- `.strtab` begins at the last of several NULs; counted from there, every name follows a NUL and is not empty, and there
-  are at least four names.
+- `.strtab` begins at the last possible NUL such that every name, counted from there, follows a NUL and isn't empty; and
+  there are at least four names.
 
-If in doubt, we unpack the whole cubin. The headers may still disagree: no compiler writes such a cubin, but someone
+If in doubt, we unpack the whole cubin. The headers may still disagree: no compiler writes such a cubin, but somebody
 could edit one. Since the driver uses the headers, gpt-patch parses them before it cuts a cubin with unused kernels
-(`contents.check_names`). Both methods find the same names in 15,444 cubins from 65 public libraries.
+(`contents.check_names`). For 15,444 cubins from 65 public libraries, both methods find the same names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpt.formats.cubin import STT_FUNC, STT_OBJECT, SYMBOL, contents_of
 from gpt.formats.elf import EHDR_SIZE, MACHINES, SHDR_SIZE, machine_of
 from gpt.formats.symbols import Contents
 
-LEAST = 1 << 17  # smaller cubins are unpacked as a whole
+LEAST = 1 << 17  # smaller cubins are unpacked completely
 LEAST_NAMES = 4  # with fewer, it may only look like a table of names
 STT_SECTION, STT_CUDA = 3, (10, 13)
 TYPES = {0, STT_OBJECT, STT_FUNC, STT_SECTION, *STT_CUDA}
@@ -34,19 +35,19 @@ SHN_LORESERVE = 0xFF00
 
 NULL = bytes(SYMBOL.size)
 _ZEROS = re.compile(rb"\0*")
-_NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # about 530,000 as name offsets
-_MARKS = [  # bytes in the section after the symbols, and their offset in it
+_NV_INFO = b"\x04\x2f\x08\0", b"\x04\x12\x08\0", b"\x04\x11\x08\0"  # about 530,000 if they were offsets of names
+_MARKS = [  # how the section after the symbols begins: the bytes, and their offset in it
     *((b"\xff\xff\xff\xff%c\0\0\0\0\0\0\0\xff\xff\xff\xff" % size, 0) for size in (0x24, 0x2C)),
     (b"NVIDIA Corp\0", 12),
     *((mark, 0) for mark in _NV_INFO),
 ]
-MAX_PLACES = 64  # places tried for the table of names
+MAX_PLACES = 64  # offsets to try for the table of names
 
 
 def find_contents(head: bytes, size: int) -> Contents | None:
-    """Return the contents of a `size`-byte cubin from its first bytes, or None if there's any doubt.
+    """Return the contents of a cubin with `size` bytes from its first bytes, or None if there's any doubt.
 
-    Raises MalformedError if there are more names than fit.
+    Raises MalformedError if there are more names than possible.
     """
     if len(head) < EHDR_SIZE or MACHINES.get(machine_of(head) or 0) != "cuda":
         return None
@@ -87,7 +88,9 @@ def _find_end(head: bytes, start: int) -> int | None:
 
 
 def _find_names(tables: bytes, named: set[int]) -> bytes | None:
-    """Find the string table, the last of `tables`, by the offsets of names in it."""
+    """Return the string table among `tables` that has the names at these offsets. If several do, it's the last one.
+    None if none does.
+    """
     named.discard(0)
     if len(named) < LEAST_NAMES or max(named) >= len(tables):
         return None

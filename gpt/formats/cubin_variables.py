@@ -1,18 +1,18 @@
-"""Find the variables of a cubin that a copy of it must share with the original, once both are loaded.
+"""Find the variables of a cubin that a second copy of it must share with the first, once both are loaded.
 
-Code finds a variable in global memory through its address in constant bank 4: the driver puts the address there, as
-`.rela.nv.constant4` tells it to. In a second copy of a cubin, that would be the address of a second copy of the
-variable. So `free_addresses` removes the relocations and stores the distance from the variable's start instead, and
-the cubin's loader adds the address of the right variable. The code doesn't change.
+Code gets the address of a variable in global memory from constant bank 4, where the driver puts it, as
+`.rela.nv.constant4` says. In a second copy of a cubin, that would be the address of a second copy of the variable. So
+`free_addresses` removes these relocations and stores the distance from the start of the variable instead; the loader of
+the cubin adds the address of the right variable. The code doesn't change.
 
 Some of the data that compilers add to a program's variables is only read: strings for printf and assert, and tables of
 the math library. These aren't shared.
 
-Variables in constant memory, bank 3, can't be shared, since they're read through their offset in the bank. Their values
-are copied.
+Variables in constant memory, which is bank 3, can't be shared, because they're read through their offset in the bank.
+Their values are copied.
 
-Any other reference to a variable raises CannotEdit: code with an address in its instructions, or a constant with the
-generic address of another.
+For any other reference to a variable, CannotEdit is raised: code that has an address in its instructions, or a constant
+that contains the generic address of another one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
 
-ADDRESS = 2  # R_CUDA_64, a relocation for a 64-bit address
+ADDRESS = 2  # R_CUDA_64, the relocation for a 64-bit address
 STT_SECTION = 3
 ADDRESSES, CONSTANTS = b".nv.constant4", b".nv.constant3"
-ONLY_READ = b"$str", b"__unnamed_", b"__cudart_"  # prefixes of the compiler's own variables
+ONLY_READ = b"$str", b"__unnamed_", b"__cudart_"  # prefixes of variables that are the compiler's own
 
 
 class Variable(NamedTuple):
-    """A variable: its name, its section and its bytes there."""
+    """A variable: its name, its section, and its bytes there."""
 
     name: str
     section: int
@@ -46,7 +46,9 @@ class Variable(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """Eight bytes in a section with the distance from a variable's start, to which its address must be added."""
+    """Eight bytes of a section that contain a distance from the start of a variable, to which its address must be
+    added.
+    """
 
     variable: Variable
     section: int
@@ -54,7 +56,7 @@ class Freed(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A variable in constant memory. `holds_address` says that its initial value isn't completely in the cubin."""
+    """A variable in constant memory. `holds_address` is True if its initial value isn't completely in the cubin."""
 
     variable: Variable
     holds_address: bool
@@ -77,7 +79,7 @@ class Variables:
         self._ordered = sorted(self._all, key=lambda one: (*_place_of(one), one.size))
 
     def free_addresses(self, section: int) -> list[Freed]:
-        """Remove the relocations of shared variables from bank 4. `section` has the kernel's code."""
+        """Remove the relocations in bank 4 that refer to shared variables. `section` has the code of the kernel."""
         self._check_code(section)
         freed: list[Freed] = []
         for number, target, table in list(iter_relocations(self._cubin)):
@@ -127,7 +129,9 @@ class Variables:
         )
 
     def _find(self, relocation: np.void) -> tuple[Variable, int] | None:
-        """Return the variable that a relocation refers to, and the distance from its start."""
+        """Return the variable to which a relocation refers, and the distance from its start. None if it doesn't refer
+        to one.
+        """
         number, symbols = int(relocation["symbol"]), self._cubin.symbols
         distance = int(relocation["addend"].astype("<i8")) if "addend" in (relocation.dtype.names or ()) else 0
         if number >= len(symbols):
@@ -156,7 +160,7 @@ class Variables:
         return Freed(variable, target, offset)
 
     def _check_code(self, section: int) -> None:
-        """Raise CannotEdit if instructions of the kernel, or of functions that it may call, contain addresses."""
+        """Raise CannotEdit if there are addresses in instructions of the kernel, or of functions that it may call."""
         for target, table in self._iter_code(section):
             for one in table:
                 found = self._find(one)

@@ -1,7 +1,7 @@
-"""Parse the sections and segments of the host's ELF files.
+"""Parse the sections and segments of ELF files for the host.
 
-Each table is read once, within limits. pyelftools would follow links between sections, reread names and trust a note's
-sizes, so a hostile file of a few megabytes could keep it busy for hours or fill the memory.
+Each table is read once, within limits. pyelftools would follow links between sections, read names again, and trust the
+sizes in notes, so a malicious file of a few megabytes could keep it busy for hours or fill the memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpt.formats.source import Source
 MAGIC = b"\x7fELF"
 MACHINES = {62: "x86_64", 183: "aarch64", 190: "cuda"}
 TYPES = {1: "object", 2: "program", 3: "shared"}
-MAX_NOTE = 1 << 12  # bytes read of a note section
+MAX_NOTE = 1 << 12  # limit for reading a note section
 MAX_TABLE = 1 << 18  # sections; an object with one section per function has 100,000
-MAX_NAMES = 64 << 20  # bytes of their names, including the NULs
+MAX_NAMES = 64 << 20  # bytes of all section names, with their NULs
 EHDR_SIZE, SHDR_SIZE, PHDR_SIZE, NHDR_SIZE = (table.struct.size for table in (HEADER, SECTION, SEGMENT, NOTE))
 SHN_XINDEX = 0xFFFF
 
@@ -32,7 +32,7 @@ NT_GNU_BUILD_ID = 3
 
 @dataclass(frozen=True)
 class Section:
-    """A section header. Offsets are file offsets, `addr` is a virtual address."""
+    """A section header. Offsets are in the file; `addr` is a virtual address."""
 
     index: int
     name: str
@@ -58,7 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Segment:
-    """A program header, its fields named as in the ELF specification."""
+    """A program header. Its fields have the names of the ELF specification."""
 
     type: int
     flags: int
@@ -72,7 +72,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Elf:
-    """The tables of an ELF file. `type` is object, program or shared, or `type N`."""
+    """The tables of an ELF file. `type` is object, program or shared, or else `type N`."""
 
     machine: str
     type: str
@@ -106,7 +106,9 @@ def address_of(tables: Elf, offset: int) -> int | None:
 
 
 def machine_of(head: bytes) -> int | None:
-    """Return the machine number of a 64-bit little-endian ELF file from its first 20 bytes, else None."""
+    """Return the machine number of an ELF file, which must be 64-bit and little-endian, from its first 20 bytes.
+    Otherwise, return None.
+    """
     if len(head) < 20 or head[:6] != MAGIC + b"\x02\x01":
         return None
     number: int = struct.unpack_from("<H", head, 18)[0]
@@ -114,13 +116,13 @@ def machine_of(head: bytes) -> int | None:
 
 
 def parse_elf(source: Source) -> Elf:
-    """Read the tables. Raises MalformedError if they don't fit the file or each other."""
+    """Read the tables. Raises MalformedError if they contradict the file or each other."""
     head = source.pread(0, min(EHDR_SIZE, source.size))
     machine = machine_of(head)
     if machine not in MACHINES or len(head) < EHDR_SIZE:
         raise MalformedError("not an ELF file for a machine that runs CUDA", source.name)
     _, kind, _, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, shstrndx = HEADER.struct.unpack(head)
-    if shoff and not shnum:  # more than 65,279 sections: the number is in the first header
+    if shoff and not shnum:  # with more than 65,279 sections, the number is in the first header
         shnum = next(_iter_table(source, SECTION, shoff, 1))[5]
     if phnum and (phentsize != PHDR_SIZE or phoff + phnum * PHDR_SIZE > source.size):
         raise MalformedError("program headers do not fit the file", source.at(phoff))
@@ -135,7 +137,7 @@ def parse_elf(source: Source) -> Elf:
 
 
 def _iter_table(source: Source, table: Table, offset: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield a table's entries, each with its fields in order."""
+    """Yield the entries of a table, each with its fields in order."""
     yield from table.struct.iter_unpack(source.pread(offset, count * table.struct.size) if count else b"")
 
 

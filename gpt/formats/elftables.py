@@ -25,7 +25,7 @@ class Table:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """Return the dtype. numpy is only imported here, since importing it takes long."""
+        """Return the dtype. numpy is imported only here, because that takes long."""
         import numpy as np
 
         return np.dtype([(name, _SIZES[type_]) for name, type_ in self._fields])

@@ -11,11 +11,11 @@ An *element* is a header of 64 to 128 bytes (a multiple of 8) and a payload:
 
 Kind 1 is PTX (major.minor is its `.version`), 2 a cubin, 8 LTO-IR, 128 Tile IR (tileir.py). `gpt-patch --mode fill`
 changes the kind of dead elements to 0, which all readers skip, including cuobjdump and the driver. The compressed size
-is nonzero if and only if a codec flag is set; the payload is then that size rounded up to 8. So the unpacked size is
-known before unpacking, and a wrong one is detected. The limits below bound the cost of a hostile file: an unpacking
-process holds an element packed and unpacked, its names, and zstd's window.
+is nonzero if, and only if, the flag of a codec is set; the payload is then that size, rounded up to a multiple of 8. So
+the unpacked size is known before unpacking, and a wrong one is detected. The limits below bound what a malicious file
+can cost: a process that unpacks needs memory for one element, packed and unpacked, its names, and the window of zstd.
 
-These facts come from 22,551 elements in 31 public libraries; cuobjdump 13.5 agrees on every byte.
+We learned these facts from 22,551 elements in 31 public libraries. cuobjdump 13.5 agrees with us about every byte.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ MAGIC_BYTES = struct.pack("<I", MAGIC)
 REGION = struct.Struct("<IHHQ")
 ELEMENT = struct.Struct("<HHIQIIHHIIIQQQ")
 KINDS = {1: "ptx", 2: "cubin", 8: "ltoir", 128: "tileir"}
-DEAD = 0  # the kind of an element that was cut out in place
+DEAD = 0  # the kind of an element that was removed in place
 FLAG_LZ4, FLAG_ZSTD, FLAG_A, FLAG_F = 0x2000, 0x8000, 0x100000, 0x200000
 CODECS = {0: "none", FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
 
-MAX_HEADER = 4096  # bytes of an element's header; 128 is the most ever seen
-MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; 128 MiB is the most ever seen (nccl)
+MAX_HEADER = 4096  # bytes of an element's header; the maximum that we've seen is 128
+MAX_UNPACKED = 256 << 20  # bytes of an element, unpacked or packed; the maximum that we've seen is 128 MiB (nccl)
 READ = 1 << 15  # bytes to read at once when only the first ones are needed
-MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # in one file; the most elements ever seen are 5,666
-MAX_WINDOW = 128 << 20  # bytes of zstd's window
+MAX_REGIONS = MAX_ELEMENTS = 1 << 16  # in a file; the maximum that we've seen is 5,666 elements
+MAX_WINDOW = 128 << 20  # bytes of the window of zstd
 HEADS = [1 << 16, 1 << 18, 1 << 20, 4 << 20]  # try unpacking this many bytes first: they usually contain all names
 
 
 class Region(NamedTuple):
-    """A container at `offset`, relative to the source that it was read from. `size` includes its header."""
+    """A container. `offset` is relative to the source from which it was read. `size` includes its header."""
 
     offset: int
     size: int
@@ -60,7 +60,9 @@ class Region(NamedTuple):
 
 
 class Element(NamedTuple):
-    """An element's header. A bare cubin or PTX file is an element without header (`header_size` 0)."""
+    """The header of an element. A cubin or PTX file that isn't in a fatbin is an element without header (`header_size`
+    0).
+    """
 
     region: int
     offset: int
@@ -68,7 +70,7 @@ class Element(NamedTuple):
     arch: str
     header_size: int
     payload_size: int
-    packed_size: int  # payload without its padding
+    packed_size: int  # size of the payload without padding
     size: int  # unpacked
     codec: str
     flags: int
@@ -90,10 +92,12 @@ class Element(NamedTuple):
 
 
 def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
-    """Yield the regions between two offsets, with zero words as padding. Raises MalformedError on other words."""
+    """Yield the regions between two offsets. There may be words of zeros between them. Raises MalformedError for other
+    words.
+    """
     offset = start
     count = 0
-    zeros = REGION.size  # bytes to read in a run of zeros, growing
+    zeros = REGION.size  # bytes to read in a sequence of zeros, increasing
     while offset + REGION.size <= end:
         head = source.pread(offset, REGION.size)
         if head[:8] == bytes(8):
@@ -119,7 +123,7 @@ def iter_regions(source: Source, start: int, end: int) -> Iterator[Region]:
 
 
 def iter_elements(source: Source, region: Region) -> Iterator[Element]:
-    """Yield a region's elements, including dead ones. Raises MalformedError if a header makes no sense."""
+    """Yield the elements of a region, including dead ones. Raises MalformedError if a header is invalid."""
     offset = region.offset + REGION.size
     while offset < region.end:
         if offset + ELEMENT.size > region.end:
@@ -157,15 +161,15 @@ def _parse_element(source: Source, region: int, offset: int) -> Element:
 
 
 def with_codec(flags: int, codec: str) -> int:
-    """Return the flags for an element that's repacked with another codec."""
+    """Return the flags of an element that has been packed again with another codec."""
     return flags & ~(FLAG_LZ4 | FLAG_ZSTD) | next(flag for flag, name in CODECS.items() if name == codec)
 
 
 def dead_header(head: bytes) -> bytes:
-    """Return a header that readers skip, in place of `head`: with the same sizes of header and payload and the same
-    architecture.
+    """Return a header that readers skip, to replace `head`. The sizes of header and payload, and the architecture, stay
+    the same.
 
-    Even there, cuobjdump expects an architecture that it knows.
+    Even here, cuobjdump expects an architecture that it knows.
     """
     _, mark, header_size, payload_size, *_, arch, _, _, _, _, _ = ELEMENT.unpack_from(head)
     dead = ELEMENT.pack(DEAD, mark, header_size, payload_size, 0, 0, 0, 0, arch, 0, 0, 0, 0, 0)
@@ -173,14 +177,14 @@ def dead_header(head: bytes) -> bytes:
 
 
 def dead_element(head: bytes, size: int) -> bytes:
-    """Return a header derived from `head` for a dead element that takes `size` bytes in all."""
+    """Return a header, derived from `head`, for a dead element that takes `size` bytes, header included."""
     dead = bytearray(dead_header(head)[: ELEMENT.size])
     struct.pack_into("<IQ", dead, 4, ELEMENT.size, size - ELEMENT.size)
     return bytes(dead)
 
 
 class _Room:
-    """This memory is reused, because mapping and zeroing new pages takes as long as unpacking into them."""
+    """Memory that's reused, because mapping and zeroing new pages takes as long as unpacking into them."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | bytearray = bytearray()
@@ -188,15 +192,15 @@ class _Room:
     def take(self, size: int) -> memoryview:
         if len(self._pages) < size:
             self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(OSError, AttributeError):  # a kernel that lacks these
+            with suppress(OSError, AttributeError):  # some kernels don't support this
                 self._pages.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._pages)[:size]
 
 
 class Unpacker:
-    """Unpacks elements into one reused buffer: the result of `unpack` is valid until the next call.
+    """Unpacks elements into one buffer, which is reused: the result of `unpack` is valid until the next call.
 
-    Raises MalformedError if the data is corrupt or doesn't have the size that it claims.
+    Raises MalformedError if the data is corrupt, or doesn't have the size that it claims to have.
     """
 
     def __init__(self) -> None:
@@ -208,17 +212,17 @@ class Unpacker:
         self._unpacked = _Room()
 
     def unpack(self, source: Source, element: Element) -> memoryview:
-        """Return the unpacked payload, `element.size` bytes. PTX keeps its final NUL."""
+        """Return the unpacked payload, which has `element.size` bytes. The NUL at the end of PTX is part of it."""
         return memoryview(self.expand(self.read(source, element), source, element))
 
     def read(self, source: Source, element: Element) -> memoryview:
-        """Return the payload as stored."""
+        """Return the payload as it's stored."""
         packed = self._packed.take(element.packed_size)
         source.pread_into(element.payload, packed)
         return packed
 
     def expand(self, packed: memoryview, source: Source, element: Element) -> bytes | memoryview:
-        """Unpack the stored payload of an element of `source`."""
+        """Unpack the stored payload of an element."""
         if element.codec == "none":
             return packed
         try:
@@ -230,9 +234,9 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """Yield the first HEADS bytes of an unpacked element in turn, up to half of it.
+        """Yield the first bytes of an unpacked element, for each of the sizes in HEADS up to half of the element.
 
-        Reads no more of the payload than needed. Ends where the payload is corrupt; `unpack` says why.
+        No more of the payload is read than necessary. Ends where the payload is corrupt; `unpack` says why.
         """
         sizes = [size for size in HEADS if size <= element.size // 2]
         out = self._unpacked.take(max(sizes, default=0))
@@ -241,7 +245,7 @@ class Unpacker:
                 yield out[:done]
 
     def _iter_done(self, source: Source, element: Element, out: memoryview, sizes: list[int]) -> Iterator[int]:
-        """Unpack up to each of these sizes in turn, and yield it once that many bytes are there."""
+        """Unpack an element, and yield each of these sizes as soon as that many bytes have been unpacked."""
         packed = source.sub(element.payload, element.packed_size)
         if element.codec == "zstd":
             with packed.open() as file, self._zstd.stream_reader(file, read_size=READ) as reader:
@@ -254,7 +258,7 @@ class Unpacker:
         elif sizes and (library := _liblz4()):
             part = memoryview(b"")
             for size in sizes:
-                # incompressible data grows by this much
+                # packing makes incompressible data longer by this much
                 most = (size if size == HEADS[0] else sizes[-1]) + element.size // 255 + 16
                 if len(part) < min(most, packed.size):
                     part = self._packed.take(min(most, packed.size))
@@ -285,7 +289,7 @@ class Unpacker:
     def _unzstd(self, packed: memoryview, element: Element) -> memoryview:
         out = self._unpacked.take(element.size + 1)
         with self._zstd.stream_reader(packed) as reader:
-            done = reader.readinto(out)  # in a single call: it ends with the buffer or the frame
+            done = reader.readinto(out)  # in a single call, which ends with the buffer or the frame
         if done != element.size:
             raise ValueError(f"{done} bytes unpacked" if done < element.size else "it unpacks to more")
         return out[:done]
@@ -293,7 +297,7 @@ class Unpacker:
 
 @cache
 def _liblz4() -> Any:
-    """Return the C library in python-lz4, whose Python functions can't unpack into a buffer, or None if it's missing.
+    """Return the C library in python-lz4, or None if it's missing. Its Python functions can't unpack into a buffer.
 
     A new block for each element would have to be mapped, and zeroing its pages takes nearly as long as unpacking.
     """

@@ -1,10 +1,10 @@
 """Write a fatbin: one region with cubins and PTX, in the format that gpt/formats/fatbin.py reads.
 
-The output matches fatbinary from CUDA 13.0; a test compares every byte except zstd's. Each element has the flags 0x11
-and the bits for its codec and suffix; cubins from sm_100 on also have 0x1000000. The version is 1.8 for a cubin, and
-`.version` for PTX. After its header, PTX has an empty list of options, and a cubin from sm_100 on has a zero byte and
-its section `.nv.compat` without the last byte. Both are stored as a u32 offset, a u32 length, and then the bytes. PTX
-ends with one NUL, and payloads are padded to 8 bytes.
+fatbinary from CUDA 13.0 writes the same output; a test compares all bytes except the output of zstd. Each
+element has the flags 0x11 and the bits for its codec and its suffix; cubins from sm_100 on also have 0x1000000. The
+version is 1.8 for a cubin, and `.version` for PTX. After the header, PTX has an empty list of options, and a cubin from
+sm_100 on has a zero byte and its section `.nv.compat` without the last byte. Both are stored as a u32 offset, a u32
+length, and then the bytes. PTX ends with one NUL, and payloads are padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARK, _ALWAYS, _MERCURY = 0x101, 0x11, 0x1000000
 _CUBIN_VERSION = (1, 8)
 _OPTIONS = struct.Struct("<II")
 _ARCH = re.compile(r"sm_(\d+)([af]?)")
-_LEVEL = 3  # zstd's own default
+_LEVEL = 3  # the default of zstd
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Payload:
 
 
 def pack_fatbin(images: Iterable[Payload], codec: Codec) -> bytes:
-    """Pack a region with an element for each image. Raises MalformedError if an image can't be an element."""
+    """Return a region with an element for each image. Raises MalformedError if an image can't be an element."""
     body = b"".join(_pack_element(image, codec) for image in images)
     return REGION.pack(MAGIC, 1, REGION.size, len(body)) + body
 
@@ -90,7 +90,7 @@ def _ptx_version(text: bytes) -> tuple[int, int]:
 
 
 def _compat(cubin: bytes) -> bytes | None:
-    """Return the section that says where a cubin from sm_100 on can run."""
+    """Return the section that says on which GPUs a cubin can run, which exists from sm_100 on. None if there's none."""
     headers = section_headers(cubin)
     (shstrndx,) = struct.unpack_from("<H", cubin, 62)
     if shstrndx * SHDR_SIZE >= len(headers):

@@ -1,11 +1,11 @@
 """Find cubins that a library packs itself: zstd frames with one cubin each, as in cuBLASLt's `.ldata`.
 
-A frame (RFC 8878) begins with a magic number and a header, which may state the unpacked size. Blocks follow: u24 `last
-(1 bit) | type (2 bits) | size`, then that many bytes (one for type RLE). A checksum may follow the last block. So the
-block headers alone give a frame's end, and its first 64 unpacked bytes show whether it's a cubin: the size computed
-from the ELF header must equal the frame's. All 387 frames in cuBLASLt 13.1 are at multiples of 32 with zeros between
-them, state their size and hold one cubin. Nothing around them says which device a frame is for, so the library must use
-the cubin, or tables of its own.
+A frame (RFC 8878) begins with a magic number and a header, which may include the unpacked size. Then come blocks: u24
+`last (1 bit) | type (2 bits) | size`, followed by that many bytes (a single one for type RLE). After the last block,
+there may be a checksum. So the headers of the blocks are enough to find the end of a frame. Its first 64 unpacked bytes
+show whether it's a cubin: the size computed from the ELF header must be equal to the frame's. All 387 frames in
+cuBLASLt 13.1 are at multiples of 32, with zeros between them, include their size, and contain one cubin. Nothing around
+them says which device a frame is for, so the library must get this from the cubin, or from tables of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RAW, RLE, PACKED = range(3)
 CHECKSUM = 4  # bytes
 MAX_BLOCK = 1 << 17  # a block unpacks to at most this many bytes
 START, COST = 1 << 14, 1 << 8  # starting an unpacker, and reading a block's header, cost as much as this many bytes
-MEAN_BLOCK = 8192  # blocks unpack to at least this many bytes on average; the fewest ever seen are 33,868
+MEAN_BLOCK = 8192  # average size of an unpacked block is at least this; the minimum that we've seen is 33,868
 
 
 class FrameHeader(NamedTuple):
-    """A frame's header: its own size, the size of the unpacked data, and whether there's a checksum."""
+    """The header of a frame: its own size, the size of the unpacked data, and whether there's a checksum."""
 
     header_size: int
     size: int
@@ -34,17 +34,17 @@ class FrameHeader(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The most blocks to read in search of the end."""
+        """The maximum number of blocks that are read in search of the end."""
         return 2 + self.size // MEAN_BLOCK
 
     @property
     def cost(self) -> int:
-        """The maximum cost of checking the frame for a cubin, in bytes read or unpacked."""
+        """The maximum cost of checking whether the frame contains a cubin, in bytes read or unpacked."""
         return START + COST * self.blocks + min(self.size, MAX_BLOCK)
 
 
 def find_frame(source: Source, offset: int) -> FrameHeader | None:
-    """Return the frame at `offset`, or None if no frame there can hold a cubin."""
+    """Return the frame at `offset`, or None if there's no frame that can contain a cubin."""
     import zstandard
 
     head = source.pread(offset, min(MAX_HEADER, source.size - offset))
@@ -55,11 +55,11 @@ def find_frame(source: Source, offset: int) -> FrameHeader | None:
         return None
     if found.window_size > fatbin.MAX_WINDOW or found.dict_id:
         return None
-    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # 2^64 - 1 if it isn't stated
+    return frame if elf.EHDR_SIZE <= frame.size <= fatbin.MAX_UNPACKED else None  # if it isn't given, it's 2^64 - 1
 
 
 def parse_cubin(source: Source, offset: int, frame: FrameHeader) -> fatbin.Element:
-    """Return the cubin in a frame. Raises MalformedError if it has none, or if the frame has no end."""
+    """Return the cubin in a frame. Raises MalformedError if there's none in it, or if the frame has no end."""
     packed = _end(source, offset, frame) - offset
     head = _unpack_head(source.sub(offset, packed))
     is_cubin = len(head) == elf.EHDR_SIZE and elf.MACHINES.get(elf.machine_of(head) or 0) == "cuda"

@@ -1,20 +1,17 @@
-"""Recognize any file that may hold GPU code by its content, and find its regions and bare cubins.
+"""Recognize any file that may contain GPU code by its content, and find its regions and the cubins outside of regions.
 
-| begins with | is | GPU code lies in |
-| --- | --- | --- |
-| `7f ELF`, x86-64 or aarch64 | shared library, program, object | sections `.nv_fatbin`, `__nv_relfatbin` |
-| `!<arch>` | static archive | the same of each member |
-| `50 ed 55 ba` | fatbin | all of it |
-| `7f ELF`, machine 190 | cubin | all of it |
-| `10 ff 10 ad` | offload binary of LLVM | all of it; in an ELF file the section `.llvm.offloading` |
-| comments and `.version` | PTX text | all of it |
+| begins with | is | GPU code is in | | --- | --- | --- | | `7f ELF`, x86-64 or aarch64 | shared library, program,
+object | sections `.nv_fatbin`, `__nv_relfatbin` | | `!<arch>` | static archive | the same of each member | | `50 ed 55
+ba` | fatbin | all of it | | `7f ELF`, machine 190 | cubin | all of it | | `10 ff 10 ad` | offload binary of LLVM | all
+of it; in an ELF file the section `.llvm.offloading` | | comments and `.version` | PTX text | all of it |
 
-Some libraries keep regions and cubins elsewhere: cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in `.cask_resource`
-and, packed in its own way, in `.ldata`, onnxruntime bare cubins in `.rodata`. `scan` looks for their magic numbers at
-every 8-byte boundary outside the usual sections, and accepts what parses to its end (for a frame, to the end that its
-header and blocks give: frames.py). PTX in a Rust or Julia program is text anywhere (ptxtext.py).
+Some libraries have regions and cubins elsewhere: cuFFT in `.ldata`, cuSPARSE in `.rodata`, cuBLASLt in `.cask_resource`
+and, packed in a way of its own, in `.ldata`; and onnxruntime has cubins outside of regions in `.rodata`. `scan` looks
+for their magic numbers at every 8-byte boundary outside of the usual sections, and accepts what can be parsed to its
+end (for a frame, the end according to its header and its blocks: frames.py). In a Rust or Julia program, PTX can be
+text anywhere (ptxtext.py).
 
-To add a format, add a file beside this one and an entry in FORMS.
+To add a format, add a file to this folder and an entry to FORMS.
 """
 
 from __future__ import annotations
@@ -30,26 +27,26 @@ from gpt.formats.foreign import find_other
 from gpt.formats.source import Source
 
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED and this many times its size; the most ever seen is 14
-HEAD = 1 << 16  # PTX text must have its .version within this many bytes
-WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read without finding code, on top of the file's size
-MAX_NESTED = 8  # archives in archives
-MIN_WASTE = 4096  # trying a magic number or reading a header counts as this many of them
+MAX_RATIO = 64  # a file may unpack to MAX_UNPACKED, and this many times its size; the maximum that we've seen is 14
+HEAD = 1 << 16  # PTX text must have its .version within these bytes
+WASTE = 4 * fatbin.MAX_UNPACKED  # bytes that a scan may read without finding code, in addition to the size of the file
+MAX_NESTED = 8  # depth of archives in archives
+MIN_WASTE = 4096  # trying a magic number, or reading a header, counts as reading this many bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An element with the section and archive member that it's in. Offsets are file offsets."""
+    """An element, with the section and the member of an archive that contain it. Offsets are in the file."""
 
     element: fatbin.Element
     section: str | None = None
     member: str | None = None
-    index: int = 0  # index among the file's live elements
+    index: int = 0  # index among the file's elements that aren't dead
 
 
 @dataclass(frozen=True)
 class Image:
-    """A file that may hold GPU code. `elf` has its tables if it's an ELF file for the host."""
+    """A file that may contain GPU code. If it's an ELF file for the host, `elf` has its tables."""
 
     source: Source
     type: str
@@ -58,12 +55,12 @@ class Image:
 
     @property
     def build_id(self) -> str | None:
-        """Build id, hexadecimal, if the file has one."""
+        """The build id of the file in hexadecimal, or None."""
         return self.elf.build_id if self.elf else None
 
     @property
     def has_fatbins(self) -> bool:
-        """True for an ELF file with a fatbin section, even if everything in it was removed."""
+        """True for an ELF file with a fatbin section, even if everything in the section has been removed."""
         return self.elf is not None and bool(self.elf.named(*FATBIN_SECTIONS))
 
     def iter_elements(self, scan: bool = False) -> Iterator[Placed]:
@@ -82,7 +79,7 @@ class Image:
         return [image for image in images if not any(_iter_image(source, image))]
 
     def iter_all(self, scan: bool = False) -> Iterator[Placed]:
-        """Yield every element, including removed (dead) ones; they aren't numbered."""
+        """Yield every element, including dead ones, which have no index."""
         size, most = 0, fatbin.MAX_UNPACKED + MAX_RATIO * self.source.size
         for count, placed in enumerate(self._iter_all(scan)):
             where = self.source.at(placed.element.offset)
@@ -98,12 +95,12 @@ class Image:
 
 
 def iter_sections(tables: elf.Elf) -> Iterator[elf.Section]:
-    """Yield the sections that hold fatbins."""
+    """Yield the sections that can contain fatbins."""
     yield from tables.named(*FATBIN_SECTIONS)
 
 
 def find_image(source: Source) -> Image | None:
-    """Recognize a file. Returns None if it can't hold GPU code. Raises MalformedError."""
+    """Recognize a file. Returns None if it can't contain GPU code. Raises MalformedError."""
     head = source.pread(0, min(HEAD, source.size))
     type_ = _type_of(head)
     if type_ is None:
@@ -112,7 +109,7 @@ def find_image(source: Source) -> Image | None:
 
 
 def may_be_image(head: bytes) -> bool:
-    """Return whether `find_image` would recognize a file, from its first HEAD bytes."""
+    """Return whether `find_image` would recognize a file, judging by its first HEAD bytes."""
     return _type_of(head) is not None
 
 
@@ -121,7 +118,7 @@ def _type_of(head: bytes) -> str | None:
 
 
 def parse_image(source: Source) -> Image:
-    """Like `find_image`, but raises MalformedError with the reason if it finds nothing."""
+    """Like `find_image`, but if nothing is found, raise a MalformedError that says why."""
     image = find_image(source)
     if image:
         return image
@@ -151,7 +148,7 @@ def _move(element: fatbin.Element, by: int) -> fatbin.Element:
 
 
 def _bare(source: Source, offset: int, size: int) -> fatbin.Element:
-    """Return a cubin that is in no region."""
+    """Return a cubin that isn't in a region."""
     head = source.pread(offset, min(64, source.size - offset))
     if len(head) < 64:
         raise MalformedError("cubin shorter than its header", source.at(offset))
@@ -168,7 +165,7 @@ def _ptx_file(source: Source) -> fatbin.Element:
 
 
 def _bare_ptx(offset: int, size: int, target: str) -> fatbin.Element:
-    """Return PTX that is in no region."""
+    """Return PTX that isn't in a region."""
     return fatbin.Element(offset, offset, "ptx", target, 0, size, size, size, "none", 0)
 
 
@@ -179,7 +176,7 @@ def _iter_offload(source: Source, start: int, end: int) -> Iterator[fatbin.Eleme
 
 
 def _iter_image(source: Source, image: offload.OffloadImage) -> Iterator[fatbin.Element]:
-    """Yield an image's elements according to its content: an object for CUDA is a cubin."""
+    """Yield the elements of an image according to its content: an object for CUDA is a cubin."""
     head = source.pread(image.offset, min(HEAD, image.size))
     if head.startswith(fatbin.MAGIC_BYTES):
         yield from _iter_range(source, image.offset, image.offset + image.size)
@@ -194,13 +191,13 @@ def _section_at(tables: elf.Elf, offset: int) -> elf.Section | None:
 
 
 def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list[fatbin.Element]:
-    """Return elements in regions, bare cubins, and PTX text outside the known ranges.
+    """Return elements in regions, cubins, and PTX text outside of the known ranges.
 
-    After bytes that don't parse, the scan continues at the next magic number. A malicious file could keep that going
-    forever, so WASTE limits how many bytes may be read without result.
+    After bytes that can't be parsed, the scan continues at the next magic number. A malicious file could make this take
+    forever, so WASTE limits how many bytes may be read without finding anything.
     """
     found: list[fatbin.Element] = []
-    done = 0  # end of the last element found
+    done = 0  # where the last element found ends
     wasted = 0
     for offset in _candidates(source, known):
         if offset < done:
@@ -212,21 +209,21 @@ def _scan(source: Source, tables: elf.Elf, known: list[tuple[int, int]]) -> list
                 here += [element] if element else []
                 size += read
         except MalformedError:
-            wasted += size + MIN_WASTE  # the magic number occurred by chance
+            wasted += size + MIN_WASTE  # the magic number was a coincidence
             if wasted > WASTE + source.size:
                 raise MalformedError("too many places that only begin like GPU code", source.at(offset)) from None
             continue
         found += here
         if len(found) > fatbin.MAX_ELEMENTS:
-            break  # the caller reports it
+            break  # the caller reports this
         done = here[-1].end if here else done
     return found
 
 
 def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iterator[tuple[fatbin.Element | None, int]]:
-    """Yield the elements of the image at `offset`, each with its cost, and finally None with the cost of the rest.
+    """Yield the elements of the image at `offset`, each with its cost, and then None with the cost of the rest.
 
-    Everything before `done` belongs to others.
+    The bytes before `done` belong to other elements.
     """
     head = source.pread(offset, min(64, source.size - offset))
     if head.startswith(fatbin.MAGIC_BYTES):
@@ -253,8 +250,8 @@ def _iter_found(source: Source, tables: elf.Elf, offset: int, done: int) -> Iter
 
 
 def _candidates(source: Source, known: list[tuple[int, int]]) -> Iterator[int]:
-    """Yield, in ascending order, the offsets of magic numbers at 8-byte boundaries and of PTX, outside known ranges and
-    after the start of the file.
+    """Yield, in ascending order, the offsets of magic numbers at 8-byte boundaries, and of PTX, outside of known ranges
+    and after the start of the file.
     """
     position = 8
     for start, end in [*sorted(known), (source.size, source.size)]:
@@ -315,11 +312,11 @@ def _iter_archive(image: Image, scan: bool, depth: int) -> Iterator[Placed]:
 
 
 class ImageFormat(NamedTuple):
-    """A file format: how to recognize it from a file's first bytes, which machine its code is for, and how to list its
-    elements.
+    """A file format: how to recognize it by the first bytes of a file, for which machine its code is, and how to list
+    its elements.
 
-    `elements` is called with an image, whether to look outside the usual sections, and how many archives the image is
-    nested in.
+    `elements` is called with an image, whether to look outside of the usual sections, and in how many archives the
+    image is nested.
     """
 
     begins: Callable[[bytes], bool]
@@ -327,7 +324,7 @@ class ImageFormat(NamedTuple):
     machine: Callable[[bytes], str | None] = lambda head: "cuda"
 
 
-FORMS = {  # by type; the first that fits wins
+FORMS = {  # by type; the first match is used
     "cubin": ImageFormat(
         lambda head: _machine(head) == "cuda",
         lambda image, scan, depth: iter([Placed(_bare(image.source, 0, image.source.size))]),

@@ -1,25 +1,26 @@
-"""Edit one kernel in a cubin: its instructions, registers and parameters, and every table that describes them.
+"""Edit a kernel in a cubin: its instructions, registers and parameters, and every table that describes them.
 
-These sections describe a kernel K (learned from our own cubins, each compared with what ptxas writes):
+These sections describe a kernel K (we learned this from our own cubins, and compared each with what ptxas writes):
 
-- `.text.K` is its code: 16-byte instructions, often followed by copies of device functions with symbols
-  of their own, and NOPs up to a multiple of 128 bytes.
-- `.nv.info` of the module has its register count: the highest register + 3, since the hardware keeps two. Before sm_90
-  the count is also in the top byte of `.text.K`'s sh_info.
-- `.nv.info.K` has its parameters (kernel_params.py), lists of the offsets of some instructions, and a bound on
+- `.text.K` is its code: 16-byte instructions, often followed by copies of device functions, which have symbols of their
+  own, and by NOPs up to a multiple of 128 bytes.
+- `.nv.info` of the module has its register count: the highest register + 3, because the hardware reserves two. Before
+  sm_90, the count is also in the top byte of the sh_info of `.text.K`.
+- `.nv.info.K` has its parameters (kernel_params.py), lists of the offsets of some instructions, and an upper limit for
   registers.
-- `.rela.text.K` names instructions to patch. `.debug_frame` has the ranges of its functions.
+- `.rela.text.K` lists instructions to patch. `.debug_frame` has the ranges of its functions.
 
 There are three ways to add code. They differ in what moves:
 
-- `append` puts it at the end of the section. Nothing moves.
-- `move` says that instructions are now elsewhere, as when a branch leads from where they were to a copy at the end.
-- `insert` puts it in the middle. Tables follow (code_moves.py); the instructions stay as they are, so a branch across
-  that place is the caller's job to correct. Refused where something may hold an offset that we can't find.
+- `append` adds it at the end of the section. Nothing moves.
+- `move` records that instructions are now elsewhere, for example because a branch leads from their old place to a copy
+  at the end.
+- `insert` adds it in the middle. Tables are updated (code_moves.py), but instructions aren't, so the caller has to
+  correct branches across that place. It's refused if an offset that we can't find may be stored anywhere.
 
-From sm_100 on, a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` hold the same kernels for a finalizer
-in the driver (Mercury). As ptxas does, we add parameters to both, but leave code and registers there as they were. We
-haven't tried what the driver makes of the difference, so `has_mercury` lets a caller reject such a cubin.
+From sm_100 on, a cubin describes its code twice: `.nv.capmerc.*` and `.nv.merc.*` contain the same kernels for a
+finalizer in the driver (Mercury). Like ptxas, we add parameters to both, but code and registers stay there as they
+were. We haven't tried what the driver makes of the difference, so with `has_mercury`, a caller can reject such a cubin.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ CODE_ALIGN = 128
 NOP = bytes.fromhex("18790000000000000000000000c00f00")  # the NOP that ptxas pads with on sm_80, 90, 100 and 120
 MAX_REGISTERS = 255
 MAXREG_COUNT, LANGUAGE = 0x1B, 0x66  # attributes of `.nv.info.K`
-TILE = b"\7\0\0\0"  # the language of CUDA Tile; for CUDA C++ it's 3. Seen in the output of nvcc 13.5
+TILE = b"\7\0\0\0"  # the language of CUDA Tile; the value for CUDA C++ is 3. Seen in the output of nvcc 13.5
 
 
 class KernelEditor:
-    """A kernel being edited. Raises CannotEdit if the cubin has none with that name, or it has no code."""
+    """A kernel that's being edited. Raises CannotEdit if the cubin has no kernel with that name, or if the kernel has
+    no code.
+    """
 
     def __init__(self, cubin: CubinEditor, name: str) -> None:
         self.cubin = cubin
@@ -64,30 +67,30 @@ class KernelEditor:
 
     @property
     def has_mercury(self) -> bool:
-        """True if the cubin also has the kernel as Mercury code, which isn't edited."""
+        """True if the cubin also contains the kernel as Mercury code, which isn't edited."""
         return b".nv.capmerc.text." + self.name in self.cubin.numbers
 
     def write(self, at: int, code: bytes) -> None:
-        """Replace instructions by the same number of others. Tables don't change."""
+        """Replace instructions by the same number of others. Tables aren't changed."""
         self._check(at, code, len(self.code) - len(code))
         self.cubin.editable(self.section)[at : at + len(code)] = code
 
     def append(self, code: bytes) -> int:
-        """Append instructions and NOPs to the section, and return their offset. Existing code doesn't move."""
+        """Append instructions and NOPs to the section, and return their offset. The existing code doesn't move."""
         end = len(self.code)
         self._add(end, code)
         return end
 
     def insert(self, at: int, code: bytes) -> None:
-        """Insert instructions at an offset and move the ones after it. The kernel's entry stays at offset 0.
+        """Insert instructions at an offset, which moves the instructions after it. The kernel still begins at offset 0.
 
-        Raises CannotEdit if something may hold an offset but isn't understood.
+        Raises CannotEdit if something isn't understood that may contain an offset.
         """
         code_moves.check_understood(self.cubin, self.section, self.info)
         self._add(at, code)
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """Update tables after instructions moved: `moved` maps old offsets to new ones."""
+        """Update tables after instructions have moved. `moved` maps old offsets to new ones."""
         if any(not 0 <= offset < len(self.code) for offset in moved.values()):
             raise CannotEdit("an instruction moves beyond the code")
 
@@ -101,22 +104,22 @@ class KernelEditor:
 
     @property
     def is_tile(self) -> bool:
-        """True for a kernel of CUDA Tile: its compiler chooses the threads of a block, not the launch."""
+        """True for a kernel of CUDA Tile, for which the compiler, not the launch, determines the threads in a block."""
         return any(entry.kind == LANGUAGE and bytes(entry.payload) == TILE for entry in iter_attributes(self.info))
 
     @property
     def registers(self) -> int:
-        """Registers per thread, including the two that the hardware keeps."""
+        """Number of registers per thread, including the two that the hardware reserves."""
         count = self.cubin.find_pair(REGISTERS, self.symbol)
         if count is None:
             raise CannotEdit("a kernel without a register count")
         return count
 
     def set_registers(self, count: int) -> None:
-        """Set the register count, and raise its bound if that's lower."""
+        """Set the register count, and raise the upper limit if it's lower."""
         if not 0 < count <= MAX_REGISTERS:
             raise CannotEdit(f"{count} registers")
-        _ = self.registers  # raises CannotEdit if there's none
+        _ = self.registers  # raises CannotEdit if there's no count
         self.cubin.write_pair(REGISTERS, self.symbol, count)
         info = self.cubin.sections["info"]
         if info[self.section] >> 24:
@@ -128,7 +131,7 @@ class KernelEditor:
 
     @property
     def info_section(self) -> int:
-        """The index of its `.nv.info.K`. Raises CannotEdit if it has none."""
+        """The index of its `.nv.info.K`. Raises CannotEdit if there's no such section."""
         number = self.cubin.numbers.get(b".nv.info." + self.name)
         if number is None or int(self.cubin.sections["info"][number]) != self.section:
             raise CannotEdit("a kernel without attributes")
@@ -144,7 +147,7 @@ class KernelEditor:
             raise CannotEdit(f"{len(code)} bytes of code at {at:#x}")
 
     def _add(self, at: int, code: bytes) -> None:
-        """Implement append and insert."""
+        """Do the work of append and insert."""
         end = len(self.code)
         self._check(at, code, end)
         if not code:
@@ -153,7 +156,9 @@ class KernelEditor:
         last = end + len(code) + len(padding)
 
         def place(offset: int, is_entry: bool = True) -> int:
-            """Return an offset's new value. The old end becomes the new end, so ranges that reached it still do."""
+            """Return the new value of an offset. The old end of the code becomes the new end, so ranges up to it still
+            end there.
+            """
             if not 0 <= offset <= end:
                 raise CannotEdit("something refers to a place beyond the code")
             if offset == end:
@@ -161,7 +166,7 @@ class KernelEditor:
             return offset if offset < at or (is_entry and not offset) else offset + len(code)
 
         def place_instruction(offset: int) -> int:
-            """Return an instruction's new offset. The first one moves too: the entry point isn't part of it."""
+            """Return the new offset of an instruction. The first one moves, too: only the entry point stays."""
             return place(offset, is_entry=False)
 
         with self.cubin.whole_edit():

@@ -1,19 +1,19 @@
-"""Add a parameter to a kernel, after its others.
+"""Add a parameter to a kernel, after its other parameters.
 
-Two sections describe a kernel's parameters. `.nv.constant0.K` has room for them after the part of constant bank 0 that
-belongs to the driver (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and sm_120). `.nv.info.K` has
+Two sections describe the parameters of a kernel. `.nv.constant0.K` has space for them, after the part of constant bank
+0 that belongs to the driver (0x160 bytes on sm_80, 0x210 on sm_90, 0x380 on sm_100 and sm_120). `.nv.info.K` has
 
     0x0a  PARAM_CBANK      {u32 symbol of `.nv.constant0.K`, u16 offset of the first in the bank, u16 bytes of all}
     0x19  CBANK_PARAM_SIZE  bytes of all, as the entry's value
     0x17  KPARAM_INFO      {u32 0, u16 ordinal, u16 offset, u32 size << 18 | 0x1f000}, the last parameter first
     0x45  KPARAM_INFO_V2   {u32 0, u16 ordinal, u16 offset, u32 size}
 
-A kernel has entries of one version only; the driver rejects a mixture. ptxas writes version 2 for kernels with more
-than 4,352 bytes of parameters, and neither of the first two attributes for a kernel without parameters. The edit writes
-the same bytes as ptxas does for the kernel with a trailing `unsigned long long`.
+A kernel has entries of only one version; the driver rejects a mixture. ptxas writes version 2 for kernels with more
+than 4,352 bytes of parameters, and it writes neither of the first two attributes for a kernel without parameters. This
+module writes the same bytes as ptxas does for the kernel with an additional `unsigned long long` at the end.
 
-If the constant bank has no room for the parameter, a launch fails with "out of resources". If a launch doesn't pass it,
-the kernel reads whatever is there.
+If there's no space for the parameter in the constant bank, launches fail with "out of resources". If a launch doesn't
+pass it, the kernel reads whatever is there.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ UNKNOWN_STACK = 0xFFFFFFFF
 SIZE = 8  # bytes of the added parameter
 PARAM_CBANK, CBANK_PARAM_SIZE, KPARAM_INFO, KPARAM_INFO_V2 = 0x0A, 0x19, 0x17, 0x45
 BEFORE = 0x35, 0x37, 0x5A  # ptxas writes these before the parameters; 0x37 is CUDA_API_VERSION
-# From sm_90 on, ptxas writes these last, after the bank; before sm_90, the bank precedes the parameters.
-LAST = 0x36, 0x6B, 0x6D  # SW_WAR and, by ptxas of CUDA 13.5, two without a name
+# From sm_90 on, ptxas writes these last, after the bank. Before sm_90, the bank comes before the parameters.
+LAST = 0x36, 0x6B, 0x6D  # SW_WAR, and two without a name that are written by ptxas of CUDA 13.5
 BANK_LAST = 90
-HALF = 3  # the format of an entry whose value is a 16-bit number
+HALF = 3  # the format of entries whose value is a 16-bit number
 BANK = struct.Struct("<IHH")
 KPARAM = struct.Struct("<IHHI")
 FLAGS, SIZE_SHIFT = 0x1F000, 18
@@ -50,7 +50,7 @@ Entry = tuple[int, int, int, bytes]  # format, attribute, value, payload
 
 
 class Parameter(NamedTuple):
-    """A parameter: its number, its offset among the parameters, and its offset in constant bank 0."""
+    """A parameter: its number, its offset from the first parameter, and its offset in constant bank 0."""
 
     ordinal: int
     offset: int
@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
 
 
 def add_parameter(kernel: KernelEditor) -> Parameter:
-    """Add an 8-byte parameter. Raises CannotEdit without having changed anything."""
+    """Add a parameter of 8 bytes. If it raises CannotEdit, nothing has been changed."""
     cubin = kernel.cubin
     number = cubin.numbers.get(b".nv.constant0." + kernel.name)
     if number is None or int(cubin.sections["info"][number]) != kernel.section:
@@ -90,7 +90,7 @@ def add_parameter(kernel: KernelEditor) -> Parameter:
 
 
 def list_parameters(kernel: KernelEditor) -> list[Param]:
-    """Return a kernel's parameters in order. Their types are unknown."""
+    """Return the parameters of a kernel, in order. Their types aren't known."""
     found = []
     for entry in iter_attributes(bytes(kernel.info)):
         if entry.kind in (KPARAM_INFO, KPARAM_INFO_V2) and len(entry.payload) == KPARAM.size:
@@ -100,7 +100,7 @@ def list_parameters(kernel: KernelEditor) -> list[Param]:
 
 
 def raise_stack(kernel: KernelEditor, size: int) -> None:
-    """Enlarge a kernel's stack by `size` bytes, unless the file doesn't state its size."""
+    """Make the stack of a kernel larger by `size` bytes, if the file says how large it is."""
     cubin = kernel.cubin
     was = cubin.find_pair(MIN_STACK_SIZE, kernel.symbol)
     if was is not None and was != UNKNOWN_STACK:
@@ -116,7 +116,7 @@ def _is_parameter(entry: Entry) -> bool:
 
 
 def _with_parameter(entries: list[Entry], new: Parameter) -> list[Entry]:
-    """Return the attributes with one more parameter, all in the version that this requires."""
+    """Return the attributes with one more parameter, all in the version that's necessary."""
     is_v2 = new.offset + SIZE > MAX_V1 or any(kind == KPARAM_INFO_V2 for _, kind, _, _ in entries)
     version = KPARAM_INFO_V2 if is_v2 else KPARAM_INFO
     out = list(entries)
@@ -132,7 +132,7 @@ def _with_parameter(entries: list[Entry], new: Parameter) -> list[Entry]:
 
 
 def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> list[Entry]:
-    """Return the attributes with PARAM_CBANK and CBANK_PARAM_SIZE set, or added in ptxas's order."""
+    """Return the attributes with PARAM_CBANK and CBANK_PARAM_SIZE, added if necessary, in the order that ptxas uses."""
     new = {PARAM_CBANK: (SIZED, PARAM_CBANK, BANK.size, bank), CBANK_PARAM_SIZE: (HALF, CBANK_PARAM_SIZE, size, b"")}
     out = [new.pop(entry[1], entry) for entry in entries]
     missing = list(new.values())
@@ -146,12 +146,12 @@ def _with_bank(entries: list[Entry], bank: bytes, size: int, is_last: bool) -> l
 
 
 def _start(entries: list[Entry]) -> int:
-    """Return the index after the attributes that precede parameters."""
+    """Return the index of the first attribute after those in BEFORE."""
     return max((index + 1 for index, entry in enumerate(entries) if entry[1] in BEFORE), default=0)
 
 
 def _symbol_of(kernel: KernelEditor, section: int) -> int:
-    """Return the index of a section's symbol."""
+    """Return the index of the symbol of a section."""
     symbols = kernel.cubin.symbols
     found = np.flatnonzero((symbols["shndx"] == section) & (symbols["info"] & 15 == STT_SECTION))
     if not len(found):

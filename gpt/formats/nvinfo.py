@@ -1,14 +1,14 @@
-"""Read `.nv.info`, which lists what a cubin's kernels need: registers, stack, constant memory, parameters.
+"""Read `.nv.info`, which lists what the kernels of a cubin need: registers, stack, constant memory, parameters.
 
-Entries are u8 format, u8 attribute, u16 value; with format 4 the value is the size of the payload that follows.
-cuobjdump prints each attribute's name. The payload of the following attributes is a symbol index and a number:
+Entries are u8 format, u8 attribute, u16 value. In format 4, the value is the size of the payload that follows.
+cuobjdump prints the name of each attribute. The payload of these attributes is the index of a symbol, and a number:
 
     0x2f  registers of a thread       0x11  bytes of the function's own stack frame
     0x12  bytes of stack of an entry and all that it calls; 0xffffffff if not known
 
-Before sm_90 the register count is also in bits 24-31 of `.text.K`'s sh_info. `.nv.constantN.K` are the constant banks
-that belong to K: bank 0 holds the driver's part and the parameters, bank 2 literals. The size of `.nv.shared.K` isn't
-what the kernel declared: from sm_90 on it includes 1,024 bytes that the system keeps.
+Before sm_90, the register count is also in bits 24 to 31 of the sh_info of `.text.K`. `.nv.constantN.K` are the
+constant banks that belong to K: bank 0 contains the driver's part and the parameters, bank 2 literals. The size of
+`.nv.shared.K` isn't the size that the kernel declares: from sm_90 on, it includes 1,024 bytes that the system reserves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _CONSTANT = b".nv.constant"
 
 
 class Attribute(NamedTuple):
-    """An entry at an offset in the section. If the format has a `payload`, `value` is its size; else it's empty."""
+    """An entry at an offset in the section. If its format has a `payload`, `value` is the size of it; otherwise,
+    `payload` is empty.
+    """
 
     at: int
     form: int
@@ -48,7 +50,7 @@ class Attribute(NamedTuple):
 
 
 def iter_attributes(content: Data) -> Iterator[Attribute]:
-    """Yield the entries of an `.nv.info` section. Raises MalformedError if the last one is incomplete."""
+    """Yield the entries in a `.nv.info` section. Raises MalformedError if the last one is incomplete."""
     view = memoryview(content)
     at = 0
     while at < len(view):
@@ -65,7 +67,7 @@ def iter_attributes(content: Data) -> Iterator[Attribute]:
 
 @dataclass
 class Needs:
-    """A kernel's needs: registers per thread, bytes of stack, bytes in its constant banks."""
+    """The needs of a kernel: registers per thread, bytes of stack, and bytes in its constant banks."""
 
     registers: int = 0
     stack: int = 0
@@ -73,7 +75,7 @@ class Needs:
 
 
 def read_needs(data: Data) -> dict[str, Needs]:
-    """Return what each kernel in a cubin needs, in symbol table order. Raises MalformedError."""
+    """Return the needs of each kernel in a cubin, in the order of the symbol table. Raises MalformedError."""
     view = memoryview(data)
     headers = list(SECTION.iter_unpack(section_headers(data)))
     (shstrndx,) = struct.unpack_from("<H", data, 62)

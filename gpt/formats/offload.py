@@ -1,15 +1,16 @@
-"""LLVM offload binaries: device images that clang puts into the section `.llvm.offloading` of objects.
+"""LLVM offload binaries: images for devices that clang writes to the section `.llvm.offloading` of object files.
 
-All numbers are little-endian, and offsets start at the binary's first byte. A section holds several binaries, each at a
-multiple of 8 (llvm/Object/OffloadBinary.h):
+All numbers are little-endian, and offsets are from the first byte of the binary. A section can have several binaries,
+each at a multiple of 8 (llvm/Object/OffloadBinary.h):
 
-header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries, u64 (version 1) their size or (2) count
-entry    u16 kind of the image, u16 producer, u32 flags (1: no image), u64 offset and number of its strings,
-         u64 offset and size of the image
-string   u64 offset of the key, u64 offset of the value, and in version 2 u64 size of the value
+    header   10 ff 10 ad, u32 version, u64 size of all, u64 offset of the entries,
+             u64 (version 1) their size or (2) count
+    entry    u16 kind of the image, u16 producer, u32 flags (1: no image), u64 offset and number of its strings,
+             u64 offset and size of the image
+    string   u64 offset of the key, u64 offset of the value, and in version 2 u64 size of the value
 
-The strings "triple" and "arch" identify an image's target. Clang's linker wrapper turns the images in objects into
-cubins and fatbins, so a linked program has a `.nv_fatbin` just like nvcc's.
+The strings "triple" and "arch" identify the target of an image. Clang's linker wrapper converts the images in object
+files to cubins and fatbins, so a linked program has a `.nv_fatbin`, like one from nvcc.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ MAX_ENTRIES, MAX_STRINGS, MAX_TEXT = (
     1 << 12,
     1 << 6,
     1 << 8,
-)  # limits: entries of a range, strings of an entry, and their bytes, since strings may overlap
+)  # limits: entries of a range, strings of an entry, and their bytes, because strings may overlap
 
 
 class OffloadImage(NamedTuple):
-    """An image at `offset` in the source, and what its entry says about it."""
+    """An image at `offset` in the source, with the facts from its entry."""
 
     kind: str
     producer: str
@@ -49,7 +50,7 @@ class OffloadImage(NamedTuple):
 
 
 def iter_images(source: Source, start: int, end: int) -> Iterator[OffloadImage]:
-    """Yield the images of all offload binaries in a range. Raises MalformedError."""
+    """Yield the images in all offload binaries in a range. Raises MalformedError."""
     room = MAX_ENTRIES
     while start + HEADER.size <= end:
         magic, version, size, entries, count = HEADER.unpack(source.pread(start, HEADER.size))
@@ -96,7 +97,7 @@ def _text(binary: Source, offset: int, size: int | None) -> str:
 
 
 def describe(images: list[OffloadImage]) -> str:
-    """Return a list of the images: `2 bitcode of OpenMP for nvptx64-nvidia-cuda sm_90`."""
+    """Return a list of the images as text: `2 bitcode of OpenMP for nvptx64-nvidia-cuda sm_90`."""
     kinds = Counter(
         f"{image.kind} of {image.producer} for {' '.join(filter(None, (image.triple, image.arch))) or 'no target'}"
         for image in images

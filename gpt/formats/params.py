@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class Param(NamedTuple):
-    """A parameter: offset and size in bytes, type with dimensions (`b8[16]`) if known, and the space of a `.ptr`."""
+    """A parameter: its offset and size in bytes, its type with dimensions (`b8[16]`) if known, and if it's a `.ptr`,
+    its space.
+    """
 
     offset: int
     size: int

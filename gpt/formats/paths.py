@@ -1,4 +1,4 @@
-"""Handle untrusted paths from records, which may name anything or be invalid."""
+"""Handle paths from records, which can't be trusted: they may name anything, or be invalid."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import IO
 from gpt.base.errors import MissingError
 from gpt.formats.source import BLOCK
 
-MOST_LINKS = 40  # on the way to a file
+MOST_LINKS = 40  # limit for the links on the way to a file
 
 
 def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
-    """Open a regular file for reading. Raises MissingError on anything else, and OSError if it can't be opened.
+    """Open a regular file for reading. Raises MissingError for anything else, and OSError if it can't be opened.
 
-    Opening a pipe would wait for a writer that may never come, and a device has no end. Without `follow`, a link isn't
-    a regular file.
+    Opening a pipe would wait for a writer that may never come, and a device has no end. Without `follow`, links aren't
+    accepted.
     """
     try:
         if not follow and os.path.islink(path):
             raise MissingError("a symbolic link", str(path))
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         number = os.open(path, flags | (0 if follow else os.O_NOFOLLOW))
-    except ValueError:  # a NUL, or half a surrogate pair
+    except ValueError:  # the path contains a NUL, or half of a surrogate pair
         raise MissingError("not a valid file name", str(path)) from None
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):
@@ -36,8 +36,8 @@ def open_regular(path: str | Path, follow: bool = True) -> BufferedReader:
 
 
 def is_regular(path: str | Path, follow: bool = True) -> bool:
-    """Return whether a path is a regular file, or with `follow` a link to one. Errors count as no; pathlib would raise
-    for long names.
+    """Return whether a path is a regular file or, with `follow`, a link to one. If there's an error, it isn't; pathlib
+    would raise one for long names.
     """
     try:
         return stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode)
@@ -46,7 +46,7 @@ def is_regular(path: str | Path, follow: bool = True) -> bool:
 
 
 def read_at_most(file: IO[bytes], size: int) -> bytes:
-    """Read at most `size` bytes of a file. Allocates no more than the file has."""
+    """Read at most `size` bytes of a file, without allocating more than the file has."""
     blocks: list[bytes] = []
     while size and (block := file.read(min(size, BLOCK))):
         blocks.append(block)
@@ -55,7 +55,9 @@ def read_at_most(file: IO[bytes], size: int) -> bytes:
 
 
 def real_path(path: str | Path) -> str:
-    """Return a path's canonical form, or the path itself if no file can have it. Path.resolve raises on a link loop."""
+    """Return the canonical form of a path. If no file can have that path, return it as it is. Path.resolve raises
+    errors for circular links.
+    """
     try:
         return os.path.realpath(path)
     except ValueError:
@@ -63,7 +65,9 @@ def real_path(path: str | Path) -> str:
 
 
 def iter_links(path: str | Path) -> Iterator[Path]:
-    """Yield the symbolic links on the way to a file, in the kernel's order, and like the kernel at most 40."""
+    """Yield the symbolic links on the way to a file, in the order in which the kernel follows them, and like the kernel
+    at most 40.
+    """
     words, at, links = os.path.abspath(path).split("/")[::-1], Path("/"), 0
     while words and links < MOST_LINKS:
         at = at.parent if words[-1] == ".." else at / words[-1]

@@ -1,14 +1,15 @@
-"""Find every word in a library that holds an address inside its fatbins.
+"""Find every word in a library that contains an address inside its fatbins.
 
-nvcc writes one kind of pointer: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`, whose
-`data` a relative relocation sets to the start of a region. Linkers and strip also leave a symbol (`fatbinData`) at the
-start of regions. So we support only words that hold the start of a region: the addend of a relative relocation (RELA),
-a word that a packed relative relocation (RELR) moves, the value of a symbol, or, in a program at a fixed address, a
-wrapper. Anything else that points into a fatbin raises `NotUnderstood`, and the library's code isn't moved.
+nvcc writes one kind of pointer: a wrapper in `.nvFatBinSegment`, `{u32 magic, u32 version, u64 data, u64 other}`. A
+relative relocation sets its `data` to the start of a region. Linkers and strip also leave a symbol (`fatbinData`) at
+the start of regions. So we support only words that contain the start of a region: the addend of a relative relocation
+(RELA), a word that a packed relative relocation (RELR) moves, the value of a symbol, or in a program at a fixed
+address, a wrapper. For anything else that points into a fatbin, `NotUnderstood` is raised, and the code of the library
+isn't moved.
 
-Regions without a wrapper are common, since nvcc drops the wrapper of a source without kernels and leaves the region.
-But code could also take such a region's address. So we search the code for any displacement or immediate that would
-lead to its start, which raises `NotUnderstood` too.
+Regions without a wrapper are common, because nvcc drops the wrapper of a source without kernels, but keeps the region.
+Host code could take the address of such a region, though. So we search host code for displacements and immediates that
+would lead to its start; for these, `NotUnderstood` is raised, too.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ SHN_ABS = 0xFFF1
 STT_SECTION = 3
 MAX_POINTERS = fatbin.MAX_REGIONS  # in one section
 MAX_ADDRESS = 1 << 62  # no process has memory there, and what code adds to an address still fits in 64 bits
-OVERLAP = 16  # blocks overlap by this many bytes, so that an instruction's tail always fits into one of them
+OVERLAP = 16  # bytes by which blocks overlap, so that the end of any instruction is completely in one of them
 RELA, SYMBOL = elftables.RELA.dtype, elftables.SYMBOL.dtype
 
 
 class NotUnderstood(Exception):
-    """Something points into a fatbin in a way that isn't known to be safe to move."""
+    """Raised if something points into a fatbin and we don't know how to move it safely."""
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """An 8-byte word at file offset `at` that holds the address `value`."""
+    """An 8-byte word at file offset `at`, which contains the address `value`."""
 
     at: int
     value: int
 
 
 def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: set[int]) -> list[Pointer]:
-    """Return all words that hold a region's start. `regions` are addresses.
+    """Return all words that contain the start of a region. `regions` are addresses.
 
-    Raises NotUnderstood if a word points elsewhere into `fatbins`, or if code may refer to a region.
+    Raises NotUnderstood if a word points elsewhere into `fatbins`, or if host code may refer to a region.
     """
     _check_addresses(tables)
     if stray := wrappers.find_stray(source, tables)[0]:
@@ -71,7 +72,7 @@ def find_pointers(source: Source, tables: Elf, fatbins: list[Section], regions: 
 
 
 def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set[int]:
-    """Return the addresses that relative relocations store or that exported symbols have.
+    """Return the addresses in relative relocations and exported symbols.
 
     Raises NotUnderstood for addresses that no process can have.
     """
@@ -96,9 +97,10 @@ def find_pointed(source: Source, tables: Elf, addresses: Collection[int]) -> set
 
 
 def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> list[int]:
-    """Return, in file order, the regions of a library that no wrapper and nothing else refers to.
+    """Return the regions of a library to which nothing refers, neither a wrapper nor anything else, in file order.
 
-    All values are file offsets. For a program at a fixed address the list is empty, since any word may be an address.
+    All values are file offsets. For a program at a fixed address, the list is empty, because any word may be an
+    address.
     """
     if tables.type != "shared":
         return []
@@ -108,7 +110,7 @@ def find_unreferenced(source: Source, tables: Elf, regions: Collection[int]) -> 
 
 
 def _check_addresses(tables: Elf) -> None:
-    """Raise NotUnderstood for a file that can't be loaded, because address arithmetic here is 64 bits wide."""
+    """Raise NotUnderstood if the file can't be loaded, because addresses are computed with 64 bits here."""
     for part in tables.sections:
         if part.addr + part.size > MAX_ADDRESS:
             raise NotUnderstood(f"section '{part.name}' has the address {part.addr:#x}")
@@ -145,14 +147,14 @@ def _read(source: Source, section: Section, dtype: np.dtype) -> np.ndarray:
 
 
 def _word(source: Source, tables: Elf, address: int) -> tuple[int, int] | None:
-    """Return the offset and value of the word at an address."""
+    """Return the file offset and the value of the word at an address, or None."""
     offset = file_offset(tables, address)
     return None if offset is None else (offset, int.from_bytes(source.pread(offset, 8), "little"))
 
 
 def _wrappers(source: Source, tables: Elf, ranges: list[tuple[int, int]]) -> list[Pointer]:
-    """Return the wrappers that contain their address already: all in a fixed program, and those from some linkers
-    elsewhere.
+    """Return the wrappers that already contain their address: all of them in a program at a fixed address, and those
+    from some linkers in other files.
     """
     pointers = []
     for section in tables.named(wrappers.SECTION):
@@ -197,10 +199,10 @@ def _relr(source: Source, tables: Elf, section: Section, ranges: list[tuple[int,
 
 
 def _iter_relr(source: Source, section: Section) -> Iterator[int]:
-    """Yield the addresses of relocated words. In RELR, an even entry is an address, and an odd one a bitmap of the next
-    63 words.
+    """Yield the addresses of words that are relocated. In RELR, an even entry is an address, and an odd entry is a
+    bitmap of the next 63 words.
 
-    Addresses ascend, so there can't be more than words in the file.
+    Addresses ascend, so there can't be more of them than words in the file.
     """
     address = 0
     for entry in _read(source, section, np.dtype("<u8")).tolist():
@@ -215,7 +217,7 @@ def _iter_relr(source: Source, section: Section) -> Iterator[int]:
 
 
 def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
-    """Raise NotUnderstood if code may contain one of the addresses, relative or absolute."""
+    """Raise NotUnderstood if host code may contain one of the addresses, relative or absolute."""
     wanted = np.array(sorted(addresses), np.int64)
     for section in tables.sections:
         if not (section.in_file and section.flags & elf.SHF_EXECINSTR):
@@ -234,8 +236,8 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
     """Return whether code may refer to one of these addresses.
 
-    Code can use a displacement from the end of an instruction, preceded by the ModRM byte 00xxx101 and perhaps followed
-    by an immediate. In a program at a fixed address, it can also use any four bytes with the address itself.
+    Code can use a displacement from the end of the instruction, after the ModRM byte 00xxx101, and possibly followed by
+    an immediate. In a program at a fixed address, any four bytes can be the address.
     """
     words = np.lib.stride_tricks.sliding_window_view(code, 5) if len(code) >= 5 else np.empty((0, 5), "u1")
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)
@@ -246,7 +248,7 @@ def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -
 
 
 def _arm_refers(code: np.ndarray, address: int, wanted: np.ndarray) -> bool:
-    """Return whether an ADRP leads to a region's page, or an ADR to its start."""
+    """Return whether an ADRP leads to the page of a region, or an ADR to its start."""
     words = code[: len(code) & ~3].view("<u4").astype(np.int64)
     place = address + 4 * np.arange(len(words))
     offset = (words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3

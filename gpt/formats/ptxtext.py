@@ -1,13 +1,13 @@
-"""Find PTX text in a file or a program by its head, which states version and target.
+"""Find PTX text in a file or a program by its head, which gives the version and the target.
 
 gpt/ptx parses the rest; a test compares the two. The patterns don't backtrack (their repetitions are possessive), so
-hostile text, or C source with many comments, takes time proportional to its size.
+malicious text, or C source with many comments, takes time in proportion to its size.
 
-Rust, Julia and cudarc programs keep PTX as a constant in their data. In C it ends with a NUL; in Rust the next constant
-follows, which is text as well. A module therefore extends from the comments before its head to the end of its last
-complete directive (`;` or a closing brace), and on to the NUL or the end of the section if only blanks and comments lie
-between. Text that ends in the middle of a directive isn't listed as a module, and neither is a template's head without
-functions or variables.
+Programs in Rust or Julia, or with cudarc, have PTX as a constant in their data. In C, it ends with a NUL. In Rust, the
+next constant follows, which is text as well. So a module extends from the comments before its head to the end of its
+last complete directive (`;` or a closing brace). If there are only blanks and comments from there to a NUL or to the
+end of the section, these belong to the module, too. Text that ends in the middle of a directive isn't listed as a
+module, and neither is the head of a template without functions or variables.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HEAD = compiled(
 
 
 class PtxTarget(NamedTuple):
-    """A module's PTX version, 8.5 as (8, 5), and the compute capability of its target, if it has one."""
+    """The PTX version of a module, 8.5 as (8, 5), and the compute capability of its target, if it names one."""
 
     version: tuple[int, int]
     target: str | None
 
 
 def find_head(text: bytes) -> PtxTarget | None:
-    """Parse the head of a module, after comments. Returns None if the text isn't PTX."""
+    """Parse the head of a module, which may follow comments. Returns None if the text isn't PTX."""
     found = _HEAD.match(text)
     return PtxTarget((int(found[1]), int(found[2])), found[3].decode() if found[3] else None) if found else None
 
@@ -50,18 +50,18 @@ _SKIPPED = compiled(_BLANKS, re.DOTALL)
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _LINES = compiled(
     rb'\.(?:address_size\s++\d++|file\s++\d++\s++"[^"\n]*+"(?:\s*+,\s*+\d++){0,2}+)'
-)  # end without a mark
+)  # text ends there, without a mark
 _ITEM = compiled(
     rb"\.(?:entry|func|global|const|shared|extern|visible|weak|common|section|pragma|alias|(?:tex|sampler|surf)ref)(?!\w)"
 )
 _MARK = compiled(rb'//[^\n]*+|/\*(?s:.*?)\*/|"[^"\n]*+"|[{};]')
-_NO_MODULE = b".section", b".pragma"  # directives that don't make a module by themselves
-FIRST, MOST = 1 << 12, 1 << 20  # bytes to read at once: few at first, as most modules are small
-MAX_COMMENT = 1 << 12  # look for comments this far before a head
+_NO_MODULE = b".section", b".pragma"  # a module needs more than these directives
+FIRST, MOST = 1 << 12, 1 << 20  # bytes to read at once: few at first, because most modules are small
+MAX_COMMENT = 1 << 12  # how far before a head to look for comments
 
 
 class Text(NamedTuple):
-    """A module of PTX in a file: where it is, and its target."""
+    """A module of PTX in a file: where it begins and ends, and its target."""
 
     start: int
     end: int
@@ -69,9 +69,9 @@ class Text(NamedTuple):
 
 
 def _read_text(source: Source, offset: int, end: int) -> tuple[bytes, bool, int]:
-    """Return the text from a head at `offset`, whether another head ends it, and how many bytes were read.
+    """Return the text from the head at `offset` on, whether another head ends it, and how many bytes were read.
 
-    The text ends before the next head, at the first byte that can't be text, or at `end`. Raises TruncatedError.
+    The text ends before the next head, before the first byte that can't be text, or at `end`. Raises TruncatedError.
     """
     text, block = bytearray(), FIRST
     while offset + len(text) < end:
@@ -94,7 +94,7 @@ def _find_start(text: bytearray, begin: int) -> re.Match[bytes] | None:
 
 
 def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text | None, int]:
-    """Return the module whose head is at `offset`, or None if it isn't one, and how many bytes were read."""
+    """Return the module whose head is at `offset`, or None if there's no module, and how many bytes were read."""
     text, followed, read = _read_text(source, offset, end)
     head = _START.match(text)
     size = _find_end(text, head.end(), followed) if head else None
@@ -105,10 +105,10 @@ def find_text(source: Source, offset: int, begin: int, end: int) -> tuple[Text |
 
 
 def _find_end(text: bytes, end: int, followed: bool) -> int | None:
-    """Return the end of a module whose head ends at `end`, or None if a directive is unfinished or none defines
-    anything.
+    """Return the end of a module whose head ends at `end`. Return None if a directive is unfinished, or if none of them
+    defines anything.
 
-    Trailing comments belong to the module unless another module follows (`followed`).
+    Comments at the end belong to the module, unless another module follows (`followed`).
     """
     module = False
     while True:
@@ -141,7 +141,7 @@ def _find_item_end(text: bytes, position: int) -> int | None:
         if depth < 0:
             return None
         if depth == 0 and mark[0] in (b"}", b";"):
-            after = _skip(text, mark.end())  # a variable has an initial value in braces, and then a semicolon
+            after = _skip(text, mark.end())  # the initial value of a variable is in braces, and followed by a semicolon
             return after + 1 if mark[0] == b"}" and text[after : after + 1] == b";" else mark.end()
     return None
 
@@ -152,7 +152,7 @@ def _skip(text: bytes, position: int) -> int:
 
 
 def _comments_before(before: bytes) -> int:
-    """Return the size of the line comments and blank lines that these bytes end with."""
+    """Return the size of the line comments and blank lines at the end of these bytes."""
     size = 0
     for line in reversed(
         before[max((found.end() for found in _NO_TEXT.finditer(before)), default=0) :].splitlines(True)

@@ -1,4 +1,4 @@
-"""Read bytes at an offset, wherever they are: in a file, part of a file, or memory."""
+"""Read bytes at an offset: from a file, part of a file, or memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ DIGEST_BLOCK = 1 << 20  # fits a cache
 
 
 class Source:
-    """`size` bytes called `name`, read with `pread` so that several sources can share a descriptor.
+    """`size` bytes with the name `name`. They're read with `pread`, so that several sources can share a descriptor.
 
-    A part (`sub`) keeps the whole's name and base, so messages state offsets in the file.
+    A part (`sub`) keeps the name and base of the whole, so that messages have offsets in the file.
     """
 
     def __init__(self, name: str, data: bytes | int, base: int = 0, size: int | None = None) -> None:
-        """Wrap bytes or an open file descriptor, which still belongs to the caller."""
+        """Wrap bytes, or an open file descriptor, which the caller still has to close."""
         self.name = name
         self.base = base
         self._data = data
@@ -34,7 +34,7 @@ class Source:
         if not isinstance(self._data, int):
             return self._data[start : start + size]
         data = os.pread(self._data, size, start)
-        while len(data) < size:  # a signal, or a read of over 2 GiB
+        while len(data) < size:  # after a signal, or when reading more than 2 GiB
             more = os.pread(self._data, size - len(data), start + len(data))
             if not more:
                 raise TruncatedError("shrinks while it is read", self.at(offset))
@@ -42,7 +42,7 @@ class Source:
         return data
 
     def pread_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer`, starting at `offset`. Raises TruncatedError if the source is shorter."""
+        """Fill `buffer` with the bytes from `offset` on. Raises TruncatedError if the source is too short."""
         if not isinstance(self._data, int):
             buffer[:] = self.pread(offset, len(buffer))
             return
@@ -62,12 +62,12 @@ class Source:
         return Source(self.name, self._data, self.base + offset, size)
 
     def at(self, offset: int) -> str:
-        """Return a location for messages: the name and the offset in the file."""
+        """Return a location for messages: the name, and the offset in the file."""
         return at(self.name, self.base + offset)
 
     def sha256(self) -> str:
         """Return the hexadecimal digest of the whole source."""
-        import hashlib  # slow to import, and parts of files have no digest
+        import hashlib  # importing it takes long, and parts of files have no digest
 
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(DIGEST_BLOCK, self.size)))
@@ -78,7 +78,7 @@ class Source:
         return digest.hexdigest()
 
     def open(self) -> io.BufferedReader:
-        """Return the source as a binary file, for libraries that require one."""
+        """Return the source as a binary file, for libraries that need one."""
         return io.BufferedReader(_Raw(self))
 
 

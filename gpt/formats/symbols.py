@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, NotRequired, TypedDict
 
-SPACE = 1 << 16  # names and functions may take this much memory even if the file that defines them is small
+SPACE = 1 << 16  # limit for names and functions if the file that defines them is small
 
 
 class Symbol(TypedDict):
-    """A function: the struct `symbol` in gpt/stream/records.py. In PTX it has no size."""
+    """A function, as the struct `symbol` in gpt/stream/records.py. In PTX, it has no size."""
 
     name: str
     size: NotRequired[int]

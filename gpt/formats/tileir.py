@@ -1,21 +1,21 @@
-"""Tile IR: the bytecode of CUDA Tile, which the driver compiles for a GPU as it does PTX.
+"""Tile IR: the bytecode of CUDA Tile, which the driver compiles for a GPU, like PTX.
 
     magic 7f "TileIR" 00 | u8 major | u8 minor | u16 tag | sections | u8 0
 
-A section consists of a byte with its kind in the low 7 bits and "aligned" in the top one; its size, a varint; if
-aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and its bytes. Varints are
-LEB128. Two kinds are read:
+A section consists of a byte, with its kind in the low 7 bits and "aligned" in the top bit; its size, a varint; if it's
+aligned, the alignment, a varint, and padding up to it, counted from the start of the file; and its contents. Varints
+are LEB128. Two kinds of sections are read:
 
-- 1, strings: a count, padding to 4, a u32 offset for each, and the texts, each up to the next offset;
-- 2, functions: a count, and for each: name (number of a string), signature, a byte of flags (2 a kernel, 4 hints
-  follow), a location, attributes, the size of its body, the body; then padding.
+- 1, strings: a count, padding to 4, a u32 offset for each string, and the texts, each of which ends at the next offset;
+- 2, functions: a count, and for each function: its name (number of a string), signature, a byte of flags (2 is a
+  kernel, 4 says that hints follow), a location, attributes, the size of its body, and the body; then padding.
 
 Attributes have many types, which depend on the version. NVIDIA's public reader only knows hints; nvcc 13.5 writes two
-empty attributes. So we read a module both ways and trust the reading that fits to the last byte. If neither or both
-fit, or if a module has hints, its kernels are unknown.
+empty attributes. So we read a module in both ways, and trust the way that fits to the last byte. If neither or both
+fit, or if a module has hints, its kernels aren't known.
 
 Sources: the chapter "Binary format" in NVIDIA's Tile IR documentation, and modules from nvcc 13.5. nvcc -enable-tile
-puts modules into separate fatbins (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.
+writes modules to separate fatbins (kind 128), whose wrappers are in the section `.nvFatBinSegmentAlt`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL, HINTS = 2, 4  # flags of a function
 ATTRIBUTES = (b"", b"\x0b\0\x06\0")  # attributes that a function may have
 PADDING = 0xCB
 MAX_SECTIONS = 64
-MAX_NAMES = 1 << 16  # functions per module, and strings
+MAX_NAMES = 1 << 16  # limit for functions in a module, and for strings
 
 
 class _Reader:
@@ -68,7 +68,7 @@ class _Reader:
 
 
 def parse_tileir(data: bytes | memoryview) -> Contents | None:
-    """Return a module's kernels, or None if they're unknown. Raises MalformedError."""
+    """Return the kernels of a module, or None if they aren't known. Raises MalformedError."""
     view = memoryview(data)
     if bytes(view[: len(MAGIC)]) != MAGIC:
         raise MalformedError("not Tile IR")
@@ -98,7 +98,9 @@ def _iter_sections(view: memoryview) -> list[tuple[int, memoryview]]:
 
 
 def _find_functions(section: memoryview, attributes: bytes) -> list[tuple[int, int]] | None:
-    """Return each function's name index and flags, or None if the functions don't have these attributes."""
+    """Return the index of each function's name, and its flags. Return None if the functions don't have these
+    attributes.
+    """
     reader, found = _Reader(section), list[tuple[int, int]]()
     with suppress(MalformedError):
         count = reader.number()
@@ -124,7 +126,7 @@ class _Texts:
             raise MalformedError("Tile IR with more names than bytes")
         self._starts = struct.unpack(f"<{count}I", reader.take(4 * count))
         self._texts = section[reader.at :]
-        self._room = 2 * len(self._texts) + MAX_NAMES  # hostile names share their bytes
+        self._room = 2 * len(self._texts) + MAX_NAMES  # malicious names may share bytes
 
     def get(self, number: int) -> str:
         if number >= len(self._starts):

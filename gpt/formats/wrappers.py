@@ -1,14 +1,14 @@
-"""Find wrappers, which tell the driver where a program's fatbins are.
+"""Find wrappers, which tell the driver where the fatbins of a program are.
 
-nvcc and clang emit one per region in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data, u64 other}`.
-The program's constructors register their addresses, and the driver follows only `data`. A tool that moves a fatbin
-section without its wrappers leaves a file that looks intact: its regions parse, but no launch finds its code. (patchelf
-0.14 does that if the section is where it needs room.) So each wrapper is followed here as the loader and the driver
-would: through the relocation of `data`, to the bytes there.
+nvcc and clang write one for each region, in the section `.nvFatBinSegment`: `{u32 magic, u32 version, u64 data, u64
+other}`. The constructors of the program register the addresses of wrappers, and the driver follows only `data`. If a
+tool moves a fatbin section without its wrappers, the file looks intact, because its regions can be parsed, but no
+launch finds its code. (patchelf 0.14 does that if the section is where it needs room.) So this module follows each
+wrapper as the loader and the driver do: through the relocation of `data`, to the bytes there.
 
-In a library or program, relocations are found as the loader finds them, through PT_DYNAMIC, whether or not there are
-section headers; in an object, through its relocation section. An address that only the loader will know, such as that
-of a symbol in another file, is trusted.
+In a library or program, relocations are found in the same way as the loader finds them, through PT_DYNAMIC, whether
+there are section headers or not. In an object file, they're found through its relocation section. Some addresses are
+known only to the loader, such as the address of a symbol in another file; these are trusted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gpt.formats.source import BLOCK, Source
 SECTION = ".nvFatBinSegment"
 WRAPPER = struct.Struct("<IIQQ")
 MAGIC = 0x466243B1
-VERSIONS = (1, 2)  # plain or relocatable code; linked by the device linker
+VERSIONS = (1, 2)  # 1 for plain or relocatable code; 2 for code from the device linker
 DATA = 8  # offset of `data` in a wrapper
-NONE = 0  # on every machine: a relocation that was removed
+NONE = 0  # a relocation that was removed, on every machine
 RELATIVE = {"x86_64": 8, "aarch64": 1027}  # types of relocations: load address plus addend
 ABSOLUTE = {"x86_64": 1, "aarch64": 257}  # symbol plus addend
 DT_SYMTAB, DT_RELA, DT_RELASZ, DT_RELRSZ, DT_RELR = 6, 7, 8, 35, 36
@@ -37,9 +37,9 @@ MAX_WRAPPERS = fatbin.MAX_REGIONS
 
 
 class Wrapper(NamedTuple):
-    """A wrapper at `place`, and the `value` of its `data` once it's relocated. Both are addresses, or, in an object,
-    offsets in the file and in the section `where`. `target` is the fatbin's file offset, or None if it's not in the
-    file.
+    """A wrapper at `place`, and the `value` of its `data` after relocation. Both are addresses, except in object files,
+    where they're offsets: in the file, and in the section `where`. `target` is the file offset of the fatbin, or None
+    if it isn't in the file.
     """
 
     place: int
@@ -49,7 +49,9 @@ class Wrapper(NamedTuple):
 
 
 def find_stray(source: Source, tables: Elf) -> tuple[list[Wrapper], set[int]]:
-    """Return the wrappers of an ELF file that lead to no fatbin, and the file offsets of regions without a wrapper."""
+    """Return the wrappers of an ELF file that don't lead to a fatbin, and the file offsets of regions without a
+    wrapper.
+    """
     sections = list(iter_sections(tables))
     regions = {r.offset for s in sections for r in fatbin.iter_regions(source, s.offset, s.end)}
     wrappers = list(iter_wrappers(source, tables))
@@ -64,8 +66,8 @@ def _leads_to_fatbin(source: Source, sections: list[Section], regions: Collectio
     if target in regions:
         return True
     if any(section.offset <= target < section.end for section in sections):
-        return False  # in the middle of a region
-    with suppress(MalformedError):  # some libraries keep fatbins elsewhere, and an image may be a cubin
+        return False  # inside a region
+    with suppress(MalformedError):  # some libraries have fatbins elsewhere, and an image may be a cubin
         if source.pread(target, 4) == fatbin.MAGIC_BYTES:
             return next(fatbin.iter_regions(source, target, source.size), None) is not None
         return elf.MACHINES.get(elf.machine_of(source.pread(target, 20)) or 0) == "cuda"
@@ -73,7 +75,7 @@ def _leads_to_fatbin(source: Source, sections: list[Section], regions: Collectio
 
 
 def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
-    """Yield the wrappers of an ELF file whose `data` is known before loading. Raises MalformedError."""
+    """Yield the wrappers of an ELF file whose `data` is known before it's loaded. Raises MalformedError."""
     places = list(_iter_places(source, tables))
     if len(places) > MAX_WRAPPERS:
         raise MalformedError(f"over {MAX_WRAPPERS} wrappers of fatbins", source.name)
@@ -92,7 +94,7 @@ def iter_wrappers(source: Source, tables: Elf) -> Iterator[Wrapper]:
 
 
 def _iter_places(source: Source, tables: Elf) -> Iterator[int]:
-    """Yield the file offsets of wrappers: in their section or, without such a section, wherever data is writable."""
+    """Yield the file offsets of wrappers: in their section, or if there's none, wherever data is writable."""
     named = [section for section in tables.sections if section.name.startswith(SECTION) and section.in_file]
     for section in named:
         yield from _iter_magic(source, section.offset, section.end, WRAPPER.size)
@@ -115,8 +117,8 @@ def _iter_magic(source: Source, start: int, end: int, step: int) -> Iterator[int
 
 
 def _read_relocated(source: Source, tables: Elf, addresses: list[int]) -> dict[int, int | None]:
-    """Return what the loader writes to the words at these addresses, or None where only the loader knows. Other words
-    don't change.
+    """Return which values the loader writes to the words at these addresses, or None if only the loader knows. Other
+    words aren't changed.
     """
     dynamic = _read_dynamic(source, tables)
     wanted, found = set(addresses), dict[int, int | None]()
@@ -152,7 +154,7 @@ def _read_table(source: Source, tables: Elf, address: int, size: int) -> Iterato
 
 
 def _iter_rela(source: Source, offset: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each relocation's offset, type, symbol and addend."""
+    """Yield the offset, type, symbol and addend of each relocation."""
     entry = elftables.RELA.struct
     return entry.iter_unpack(source.pread(offset, size - size % entry.size))
 
@@ -167,7 +169,7 @@ def _find_symbol(source: Source, tables: Elf, table: int | None, number: int, ad
 
 
 def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wrapper]:
-    """Yield an object's wrappers, each with a relocation whose symbol identifies a section."""
+    """Yield the wrappers of an object file. The symbol of a wrapper's relocation identifies the section."""
     for section in tables.sections:
         if not section.name.startswith(SECTION) or not section.in_file:
             continue
@@ -182,8 +184,8 @@ def _iter_object(source: Source, tables: Elf, places: list[int]) -> Iterator[Wra
 def _iter_object_targets(
     source: Source, tables: Elf, section: Section
 ) -> Iterator[tuple[int, tuple[int, str, int | None] | None]]:
-    """Yield the offset of each relocated word in a section, with its target: an offset, its section, and the section's
-    place in the file, or None where only the linker knows.
+    """Yield the offset of each word in a section that's relocated, and its target: an offset, its section, and where
+    the section is in the file. The target is None if only the linker knows it.
     """
     size = elftables.SYMBOL.struct.size
     for rela in tables.sections:

@@ -1,10 +1,10 @@
-"""Read zip files, such as wheels, from untrusted sources: within limits that are checked before unpacking.
+"""Read zip files, such as wheels, that can't be trusted: limits are checked before anything is unpacked.
 
-zipfile knows the format, but it trusts the tables, and a small file can claim a lot. So the directory must fit in
+zipfile knows the format, but trusts the tables, and a small file can claim to be huge. So the directory must fit in
 MAX_DIRECTORY, no two members may share bytes or a name, and all members together may unpack to at most MAX_RATIO times
-the file, or to FREE bytes if that's more. A member is unpacked to its end only after its first bytes have shown that it
-may hold GPU code. Only stored and deflated members are read, as PyPI accepts no others, and the output of bzip2 and
-LZMA from a few bytes is beyond any bound.
+the size of the file, or to FREE bytes if that's more. A member is unpacked to its end only if its first bytes have
+shown that it may contain GPU code. Only members that are stored or deflated are read: PyPI accepts no others, and with
+bzip2 and LZMA, a few bytes can unpack to any size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_zip(source: Source) -> bool:
 
 
 class Zip:
-    """A zip file's members, without folders, in directory order.
+    """The members of a zip file, without folders, in the order of the directory.
 
     Raises MalformedError, here and in each method.
     """
@@ -69,11 +69,13 @@ class Zip:
             raise self._fault(f"{source.size} bytes that unpack to {size}; the limit is {limit}")
 
     def end_of(self, info: ZipInfo) -> int:
-        """Return the offset of the next member, or of the directory after the last."""
+        """Return the offset of the next member, or after the last one, of the directory."""
         return self._ends[info.header_offset]
 
     def open(self, info: ZipInfo) -> IO[bytes]:
-        """Return a member, which is unpacked as it's read. Reading may also raise errors, so do it within `faults`."""
+        """Return a member as a file, which is unpacked as it's read. Reading may also raise errors, so do that within
+        `faults`.
+        """
         if info.compress_type not in METHODS:
             raise self._fault("members that are neither stored nor deflated are not read", info)
         if info.flag_bits & ENCRYPTED:
@@ -85,7 +87,7 @@ class Zip:
             return self._file.open(info)
 
     def local_extra(self, info: ZipInfo) -> bytes:
-        """Return the extra fields before a member's bytes, which end before the next member begins."""
+        """Return the extra fields before the bytes of a member. They end before the next member begins."""
         start = info.header_offset
         magic, name, extra = LOCAL.unpack(self.source.pread(start, LOCAL.size))
         if magic != MAGIC or start + LOCAL.size + name + extra + info.compress_size > self.end_of(info):
@@ -105,9 +107,9 @@ class Zip:
             self._pour(info, packed, file)
 
     def verify(self, info: ZipInfo) -> None:
-        """Compare a member with its checksum. Do nothing for forms that `open` doesn't read.
+        """Compare a member with its checksum. Do nothing if `open` can't read such members.
 
-        An installer may read members that we don't; it checks their checksums itself.
+        Installers may read members that we can't read, but they check the checksums themselves.
         """
         if info.compress_type not in METHODS or info.flag_bits & ENCRYPTED:
             return
@@ -117,7 +119,9 @@ class Zip:
 
     @contextmanager
     def spooled(self, info: ZipInfo) -> Iterator[tuple[bytes, Source | None]]:
-        """Yield a member's first bytes, and a temporary file with all of it, or None if it can't hold GPU code."""
+        """Yield the first bytes of a member, and a temporary file with all of it, or None if it can't contain GPU
+        code.
+        """
         with self.open(info) as packed:
             with self.faults(info):
                 head = packed.read(HEAD)
@@ -131,7 +135,7 @@ class Zip:
                     file.write(head)
                     self._pour(info, packed, file)
                 except OSError as error:
-                    # The folder may be full, and TMPDIR can name another one.
+                    # The folder may be full; TMPDIR can name another one.
                     error.filename = error.filename or tempfile.gettempdir()
                     raise
                 yield head, Source(f"{self.source.name}/{info.filename}", file.fileno())
@@ -146,7 +150,7 @@ class Zip:
 
     @contextmanager
     def faults(self, info: ZipInfo | None = None) -> Iterator[None]:
-        """Turn exceptions of zipfile into MalformedError."""
+        """Convert exceptions of zipfile to MalformedError."""
         try:
             yield
         except _FAULTS as error:
@@ -167,7 +171,7 @@ class Zip:
 
 
 class _Bounded(BufferedReader):
-    """A reader with limits: zipfile reads a directory at once, at the place and of the size that the file states."""
+    """A reader with limits: zipfile reads the whole directory, in the place and with the size that the file claims."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:

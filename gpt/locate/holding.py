@@ -1,7 +1,8 @@
-"""A filter that holds its output back until it knows whether the records it added are valid.
+"""A filter that holds its output back until it knows whether the records that it has added are valid.
 
-Held records stay in memory and spill to a temporary file beyond SPOOL bytes. Each is preceded by a frame, {u16 target,
-u64 size}. Records that the filter added belong to a target, numbered from 1; records that pass through have target 0.
+Held records stay in memory; beyond SPOOL bytes, they're spilled to a temporary file. Before each record there's a
+frame, {u16 target, u64 size}. Records that the filter has added belong to a target, numbered from 1. Records that it
+passes on have target 0.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Added(dict[str, Any]):
 
 
 class Verdict(NamedTuple):
-    """The faults found so far, and the targets whose records must be left out."""
+    """The faults that were found, and the targets whose records must be left out."""
 
     faults: Sequence[GptError] = ()
     bad: Container[int] = ()
@@ -45,7 +46,7 @@ class Holding(Stage):
         self._held = self._held or SpooledTemporaryFile(SPOOL)
 
     def release(self, verdict: Verdict = Verdict()) -> None:  # noqa: B008, it never changes
-        """Write the faults, then all held records except those for bad targets."""
+        """Write the faults, and then all records that were held back, except those for bad targets."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -60,7 +61,7 @@ class Holding(Stage):
         held.close()
 
     def write(self, record: Output) -> None:
-        """Write a record, or hold it. A sync forces a decision now, as if the stream ended here."""
+        """Write a record, or hold it back. A sync requires a decision now, as if the stream ended here."""
         if self._held is None:
             super().write(record)
         elif isinstance(record, wire.Packed):
@@ -75,9 +76,9 @@ class Holding(Stage):
             self._held.write(FRAME.pack(target, len(data)) + data)
 
     def close(self) -> int:
-        """Decide and finish the output.
+        """Decide, and complete the output.
 
-        If the stream was cut short, no added record is written, since we can't decide.
+        If the stream was cut off, no decision is possible, so none of the added records are written.
         """
         cut = sys.exception() is not None
         if self._held is not None:

@@ -1,10 +1,11 @@
-"""Match a handwritten list of kernel names against libraries, and report names that match no kernel.
+"""Match a handwritten list of kernel names with libraries, and report names that match no kernel.
 
-A trace contains names that a program looked up, wherever those kernels are. A list is written by hand or copied from a
-profiler, so a name without a kernel is a mistake, and everything that the right name would have kept looks unused.
+A trace contains names that a program looked up, whatever file these kernels are in. A list is written by hand or copied
+from a profiler, so a name without a kernel is a mistake; and then everything that the right name would have kept looks
+unused.
 
-A name refers to the kernel with exactly this name. If there's none, it's taken for a demangled name, perhaps without
-return type, parameters, template arguments and namespaces, and then must match exactly one kernel.
+A name refers to the kernel with exactly this name. If there's none, it's treated as a demangled name, possibly without
+return type, parameters, template arguments and namespaces, and must then match exactly one kernel.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from gpt.base.errors import GptError
 from gpt.screen.demangle import demangle
 
 SHOWN, NAME_LENGTH = 3, 100  # names in a message, characters of each
-MAX_FUNCTIONS = 1 << 16  # to remember as suggestions
+MAX_FUNCTIONS = 1 << 16  # functions that are remembered as suggestions
 PREFIX = re.compile(r"_ZN?[rVK]*(?:St)?")  # the part of a mangled name before its first identifier
 LENGTH = re.compile(r"L?(\d{1,4})")
 ANONYMOUS = "(anonymous namespace)::"
 
 
 class Listed:
-    """The names in lists, each with its list's path."""
+    """The names in the lists, each with the path of its list."""
 
     def __init__(self, lists: Mapping[str, str]) -> None:
         self._lists = lists
-        self._missing = set(lists)  # names without a kernel so far, as written
+        self._missing = set(lists)  # names without a kernel so far, as they're written
         self._readable: dict[str, list[str]] = {}
         for name in lists:
             if not name.startswith("_Z"):
                 self._readable.setdefault(_squeezed(name), []).append(name)
         self._words = {word for name in self._readable for word in re.findall(r"\w+", name)}
-        self._fits: dict[str, set[str]] = {}  # missing name -> kernels that it may mean
+        self._fits: dict[str, set[str]] = {}  # missing name -> kernels that it may refer to
         self._functions: dict[str, str] = {}  # bare function name -> one of its kernels
         self._no_kernels: set[str] = set()  # names of device functions
 
     @property
     def settled(self) -> bool:
-        """Return whether every name has a kernel. With demangled names this is only known after the last library."""
+        """Return whether every name has a kernel. For demangled names, that's only known after the last library."""
         return not self._missing
 
     def look(self, kernels: set[str], functions: set[str]) -> list[str]:
-        """Add an element's names. Returns kernels that `fit` must compare with demangled names."""
+        """Add the names in an element. Return the kernels that `fit` must compare with demangled names."""
         self._missing -= kernels
         if self.settled:
             return []
@@ -59,7 +60,7 @@ class Listed:
         return maybe
 
     def fit(self, kernels: Iterable[str]) -> set[str]:
-        """Return the kernels that a demangled name may mean."""
+        """Return the kernels to which a demangled name may refer."""
         ordered = sorted(set(kernels))
         found = set()
         for kernel, text in zip(ordered, demangle(ordered), strict=True):
@@ -70,7 +71,7 @@ class Listed:
         return found
 
     def faults(self) -> list[GptError]:
-        """Return the faults of names, after the last library."""
+        """Return what's wrong with names. Call this after the last library."""
         missing: dict[str, list[str]] = {}
         found: list[GptError] = []
         for name in sorted(self._missing):
@@ -94,7 +95,9 @@ class Listed:
 
 
 def function_of(name: str) -> str:
-    """Return the bare name of a function: `k` for `_ZN2ns1kIfEEvPT_` and for `void ns::k<float>(float*)`."""
+    """Return the name of a function without anything else: `k` for `_ZN2ns1kIfEEvPT_` and for `void
+    ns::k<float>(float*)`.
+    """
     if start := PREFIX.match(name):
         function, position = "", start.end()
         while length := LENGTH.match(name, position):
@@ -106,7 +109,7 @@ def function_of(name: str) -> str:
 
 
 def forms(text: str) -> set[str]:
-    """Return all spellings of a demangled kernel name, with fewer and fewer parts and without superfluous blanks."""
+    """Return all spellings of a demangled kernel name, with fewer and fewer parts, and without unnecessary blanks."""
     text = _squeezed(text)
     found = {text}
     for whole in (text, _before(text, "(", ")")):
@@ -120,7 +123,7 @@ def _squeezed(text: str) -> str:
 
 
 def _before(text: str, opening: str, closing: str) -> str:
-    """Return the text before the final parentheses, or all of it if it doesn't end in parentheses."""
+    """Return the text before the parentheses at its end. If it doesn't end with parentheses, return all of it."""
     depth = 0
     for position in range(len(text) - 1, -1, -1) if text.endswith(closing) else ():
         depth += (text[position] == closing) - (text[position] == opening)
@@ -130,7 +133,7 @@ def _before(text: str, opening: str, closing: str) -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Quote the first few names, shortened, and count the others."""
+    """Return the first names, shortened and in quotes, and the number of the others."""
     ordered = sorted(names)
     shown = ", ".join(
         f"'{name if len(name) <= NAME_LENGTH else name[:NAME_LENGTH] + '...'}'" for name in ordered[:SHOWN]

@@ -25,14 +25,14 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class LocateOptions:
-    """Options of the command line, explained in gpt-locate(1)."""
+    """Options of the command line. gpt-locate(1) explains them."""
 
     targets: list[DeviceSet]
     keep: Sequence[str]
     keep_ptx: bool
     by_kernel: bool
     allow_missing: bool
-    write_spans: Callable[[str, Spans], None] | None  # writes the spans of a library to a separate file
+    write_spans: Callable[[str, Spans], None] | None  # writes the spans of a library to a file of their own
     everything: bool = False  # all kernels count as used
 
     @cached_property
@@ -49,11 +49,11 @@ class LocateOptions:
 
 @dataclass
 class Library:
-    """A library while its elements are read: its record, and facts about their use."""
+    """A library while its elements are being read: its record, and what's known about their use."""
 
     record: dict[str, Any]
     whole: set[int]  # regions whose elements are needed
-    listed: set[int]  # regions in which every kernel may be needed
+    listed: set[int]  # regions in which any kernel may be needed
     candidates: list[Candidate] = field(default_factory=list)
     unused: dict[int, list[str]] = field(default_factory=dict)  # unused kernels, by offset of their cubin
     maybe: list[tuple[Candidate, list[str]]] = field(default_factory=list)  # kernels that a demangled name may mean
@@ -66,7 +66,7 @@ class Library:
 
 
 class Search:
-    """One run: compare used kernels with the contents of libraries."""
+    """Compares the kernels that were used with the contents of libraries."""
 
     def __init__(self, stage: Holding, used: Used, wanted: LocateOptions) -> None:
         self._stage = stage
@@ -74,16 +74,16 @@ class Search:
         self._used = used
         self._wanted = wanted
         self._idle = dict(wanted.kept)  # patterns without a match so far
-        self._there: set[tuple[str, str]] = set()  # types and architectures that occur
+        self._there: set[tuple[str, str]] = set()  # types and architectures that exist
         self._lists = Listed(used.lists)
-        self._files: list[tuple[str, Spans]] = []  # libraries and spans that --spans-json hasn't written yet
+        self._files: list[tuple[str, Spans]] = []  # libraries and their spans that --spans-json hasn't written yet
         self._seen: set[str] = set()  # used names with a kernel in some library
-        self._strange = dict(used.images)  # images loaded from memory that are in no library so far
+        self._strange = dict(used.images)  # images loaded from memory that haven't been found in a library
         self._libraries: set[str] = set()
         self._library: Library | None = None
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Pass a record on, after the spans and tallies at the end of a library."""
+        """Pass a record on. At the end of a library, its spans and tallies come first."""
         kind, library = record["kind"], self._library
         if kind in ("library", "element", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
@@ -104,7 +104,7 @@ class Search:
         self._libraries.add(path)
 
         def regions(places: Iterable[tuple[str, str | None, int]]) -> set[int]:
-            """Return the offsets of the places in this library."""
+            """Return the offsets of those places that are in this library."""
             return {
                 offset
                 for file, its_build_id, offset in places
@@ -201,11 +201,11 @@ class Search:
 
     @property
     def _settled(self) -> bool:
-        """Return True if no fault in lists and --arch can appear any more."""
+        """Return True if lists and --arch can't cause any more faults."""
         return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
     def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:
-        """Yield each fault of lists and --arch so far, and the targets that it concerns."""
+        """Yield each fault of lists and --arch that's known so far, and the targets that are affected."""
         for one in self._lists.faults():
             yield GptError(one.fact, one.where), self._wanted.targets
         for target in self._wanted.targets:
@@ -217,9 +217,9 @@ class Search:
         return f"--arch: no code for {names}: there is {describe(self._there)}"
 
     def _judge(self) -> Verdict:
-        """Return the faults of lists and --arch in the libraries read so far.
+        """Return the faults of lists and --arch, judging by the libraries that have been read.
 
-        Without faults, write the files of spans.
+        If there are no faults, write the files of spans.
         """
         faults, bad = [], set[int]()
         for fault, targets in self._misfits():
@@ -243,9 +243,9 @@ class Search:
                 self._stage.error(error, ref=library)
 
     def report_missing(self) -> None:
-        """Report used kernels that no library of the stream has.
+        """Report kernels that were used, but aren't in any library of the stream.
 
-        Kernels that a trace saw in other libraries are expected.
+        Kernels that were in other libraries, according to a trace, are expected.
         """
         if not self._libraries:
             return  # there was nothing to search

@@ -14,32 +14,33 @@ from gpt.trace.used import Used
 
 @dataclass
 class DeviceSet:
-    """The devices of one --arch, or of all traces, and the code found for them so far."""
+    """The devices of one --arch, or of all traces, and the code that was found for them."""
 
     devices: list[Device]
     number: int = 1
-    asked: bool = False  # from --arch
-    arch: str | None = None  # `arch` of its records, if they must be distinguished from records of other targets
-    idle: list[Device] = field(default_factory=list)  # requested devices without any code so far
-    kept: set[str] = field(default_factory=set)  # used names in elements that stay
-    lost: dict[str, str] = field(default_factory=dict)  # libraries without code for them -> the code they have
+    asked: bool = False  # True if it's from --arch
+    arch: str | None = None  # `arch` in its records, if they have to be distinguished from records for other targets
+    idle: list[Device] = field(default_factory=list)  # requested devices for which no code has been found
+    kept: set[str] = field(default_factory=set)  # used names in elements that are kept
+    lost: dict[str, str] = field(default_factory=dict)  # libraries without code for them -> the code that they have
 
     def __post_init__(self) -> None:
         self.idle = list(self.devices) if self.asked else []
 
     @property
     def all_idle(self) -> bool:
-        """Return whether there's no code for any of the devices so far."""
+        """Return whether no code has been found for any of the devices."""
         return self.asked and len(self.idle) == len(self.devices)
 
 
 def find_targets(archs: Sequence[Sequence[Arch]], used: Used, everything: bool) -> list[DeviceSet]:
-    """Return the devices of each --arch, or else of the traces.
+    """Return the devices of each --arch, or if there's none, of the traces.
 
-    Values that name the same devices in any order count once. A suffix is ignored, because it belongs to code and not
-    to devices: an H100 is sm_90, and runs code for sm_90a. So wheels for sm_90 and for sm_90a would be the same.
+    Values that name the same devices in a different order count as one. Suffixes are ignored, because they belong to
+    code and not to devices: an H100 is sm_90, and runs code for sm_90a. So the wheels for sm_90 and for sm_90a would be
+    the same.
 
-    Raises MalformedError, and UsageError if there are no devices. Records get `arch` if only --arch decides
+    Raises MalformedError, and UsageError if there are no devices. Records have `arch` if only --arch decides
     (`everything`), or if there are several.
     """
     groups = list(dict.fromkeys(tuple(sorted({arch._replace(suffix="") for arch in group})) for group in archs))

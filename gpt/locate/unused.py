@@ -50,15 +50,15 @@ SUPERSEDED = "a better one is there"
 PTX_UNUSED = "a cubin serves"
 LINKED = "linked elsewhere"
 TEGRA = {(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)}
-BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that depend on kernel names being right
+BY_NAME = (NO_KERNEL_USED, LINKED)  # reasons that are only valid if the names of kernels are right
 
 RELOCATABLE = "__nv_relfatbin"
 OFFLOAD = ".llvm.offloading"
-FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; None in a file that is a fatbin
+FOR_THE_DRIVER = (None, ".nv_fatbin", RELOCATABLE)  # sections; None stands for a file that's a fatbin
 
 
 class Device(NamedTuple):
-    """A device that code must run on. With `ptx_only` it takes no cubin."""
+    """A device on which code must run. With `ptx_only`, it accepts no cubins."""
 
     arch: Arch
     ptx_only: bool = False
@@ -76,24 +76,24 @@ class Candidate:
     payload: int
     kernels: int
     used: set[str]  # its used kernels
-    needed: bool  # has used kernels, or is kept for another reason
+    needed: bool  # it has used kernels, or is kept for another reason
     whole: bool  # everything in its module may be needed
     bare: bool
     relocatable: bool
     linkable: bool  # the library may link it itself
     picked: bool = False
-    linked: bool = False  # would be picked if there weren't linked code
+    linked: bool = False  # it would be chosen if there weren't any linked code
 
 
 def may_link(library: str, loader: str | None, candidates: list[Candidate]) -> bool:
-    """Return whether an image that `loader` loaded may be linked from a library's code.
+    """Return whether an image that `loader` loaded may have been linked from the code of a library.
 
-    Both are paths. Only the file names count, since a trace may come from another machine.
+    Both are paths. Only the file names are compared, because a trace may come from another machine.
     """
     if loader is None or all(c.linkable for c in candidates):
         return True
     family, others = _family(library), _family(loader)
-    if others == "libcudart":  # loads on behalf of others
+    if others == "libcudart":  # it loads images for others
         return True
     return family.startswith(others) or others.startswith(family)
 
@@ -108,7 +108,7 @@ def iter_reasons(
 ) -> Iterator[tuple[Candidate, str]]:
     """Yield each element of a library, in order, with KEPT or the reason why it's unused.
 
-    With `linking`, an image was loaded that may be linked from the library's code.
+    With `linking`, an image was loaded that may have been linked from the code of the library.
     """
     regions: dict[int, list[Candidate]] = {}
     for candidate in candidates:
@@ -157,7 +157,7 @@ def _pick(elements: list[Candidate], device: Device) -> list[Candidate]:
 
 
 def surely_runs(cubin: Candidate, device: Device) -> bool:
-    """Return whether NVIDIA guarantees that a fitting cubin runs."""
+    """Return whether NVIDIA guarantees that a cubin runs on a device, provided that it fits."""
     code, card = cubin.arch and cubin.arch[:2], device.arch[:2]
     return code == card or not {code, card} & TEGRA
 
@@ -170,7 +170,7 @@ def _best(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def fits(candidate: Candidate, device: Device) -> bool:
-    """Return whether the driver could run the element on the device if there were nothing better."""
+    """Return whether the driver could run an element on a device, if there were no better one."""
     code, card = candidate.arch, device.arch
     if code is None:
         return False
@@ -184,10 +184,10 @@ def fits(candidate: Candidate, device: Device) -> bool:
 
 
 def candidate_of(element: dict[str, Any], used: set[str], whole: bool, everything: bool = False) -> Candidate:
-    """Make a candidate of an `element` record. `used` are its used kernels.
+    """Make a candidate from an `element` record. `used` are its kernels that were used.
 
-    With `whole` it's needed even without used kernels, with `everything` if a device picks it. Raises MalformedError on
-    an invalid architecture.
+    With `whole`, it's needed even if none of its kernels was used; with `everything`, it's needed if a device chooses
+    it. Raises MalformedError if the architecture is invalid.
     """
     known = element["type"] in ("cubin", "ptx", "ltoir", "tileir")
     arch = find_arch(element["arch"])

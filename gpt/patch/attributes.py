@@ -1,8 +1,9 @@
-"""Copy a file's attributes: owner, mode, access control list, capabilities, other extended attributes.
+"""Copy the attributes of a file: owner, mode, access control list, capabilities, other extended attributes.
 
-At no moment may anybody have more access to the copy than to the original. So the copy is created for its owner alone,
-gets owner and group first, loses what it inherited from the folder, and gets its mode last. If the group can't be kept,
-everybody else's permissions apply to it; set-ID bits only survive together with their owner or group.
+At no moment may anybody have more access to the copy than to the original. So the copy is created for its owner alone;
+first it gets the owner and the group, then it loses what it has inherited from the folder, and last it gets the mode.
+If the group can't be kept, the permissions of everybody else apply to it. Set-ID bits are kept only together with their
+owner or group.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ SET_IDS = {"its set-user-ID bit": stat.S_ISUID, "its set-group-ID bit": stat.S_I
 
 
 def copy_attributes(source: int, new: int, every: bool) -> list[str]:
-    """Give a new file with mode 0600 the mode and ACL of another file, and its owner and group if that's permitted.
+    """Copy the mode and the ACL of a file to a new file with mode 0600, and its owner and group if that's permitted.
 
-    With `every`, also copy set-ID bits, capabilities and all other extended attributes. Returns what couldn't be
-    copied.
+    With `every`, also copy set-ID bits, capabilities and all other extended attributes. Returns the names of attributes
+    that couldn't be copied.
     """
     status = os.fstat(source)
     for owner in (status.st_uid, -1):  # only root may give files away, but everybody may choose one of their groups
@@ -57,7 +58,9 @@ def copy_attributes(source: int, new: int, every: bool) -> list[str]:
 
 
 def find_signature(fd: int) -> str | None:
-    """Return the signature that protects a file's contents, so that changed contents are refused; None without one."""
+    """Return the name of the signature that protects a file's contents, so that the kernel refuses changed contents, or
+    None.
+    """
     if names := [name for name in SIGNATURES if name in _names(fd)]:
         return names[0]
     with suppress(OSError):
@@ -68,7 +71,7 @@ def find_signature(fd: int) -> str | None:
 
 
 def _names(fd: int) -> list[str]:
-    """Return the names of a file's extended attributes; none if the file system doesn't support them."""
+    """Return the names of a file's extended attributes, or nothing if the file system doesn't support them."""
     with suppress(OSError):
         return os.listxattr(fd)
     return []

@@ -1,8 +1,9 @@
-"""Keep and restore the originals of libraries patched in place, as `NAME.gpt-orig`: a hard link until the replacement.
+"""Keep the originals of libraries that are patched in place, and restore them. The backup `NAME.gpt-orig` is a hard
+link until the library is replaced.
 
-Another user who may write to the folder could put a file there first. In a normal folder such users are trusted. In a
-folder such as /tmp, where everybody may create files but not remove others' files, a backup must belong to the owner of
-the library, to root, or to the caller.
+Another user who may write to the folder could put a file there first. In a normal folder, such users are trusted. In a
+folder such as /tmp, where everybody can create files but not remove others' files, a backup must belong to the owner
+of the library, to root, or to the caller.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ REPLACED = "another process replaced it meanwhile: extract it again"
 
 
 def backup_of(path: Path) -> Path:
-    """Return the path for the original of a library that's patched in place."""
+    """Return the path at which the original of a library is kept."""
     return path.with_name(path.name + BACKUP)
 
 
 def follow_links(path: Path) -> Path:
-    """Return the file that all links at `path` lead to, which is replaced instead of a link.
+    """Follow all links at `path`, and return the file to which they lead. This file is replaced, and not a link.
 
-    A link counts if it belongs to the owner of that file, to root or to the caller. Anybody else could lead root from
-    an environment to the system's own libraries. Raises GptError.
+    A link is only followed if it belongs to the owner of that file, to root, or to the caller. With a link, anybody
+    else could lead root from an environment to the system's own libraries. Raises GptError.
     """
     real = Path(real_path(path))
     with suppress(FileNotFoundError):
@@ -45,14 +46,14 @@ def follow_links(path: Path) -> Path:
 
 
 def check_unreplaced(path: Path, fd: int) -> None:
-    """Raise GptError unless `path` is still the open file."""
+    """Raise GptError unless `path` is still the file that's open."""
     if not is_same(os.lstat(path), os.fstat(fd)):
         raise GptError(REPLACED, str(path))
 
 
 def keep_backup(path: Path, fd: int, image: Image) -> None:
-    """Link the original, open as `fd`, to its backup name, unless it has a backup: patching again keeps the first
-    original.
+    """Give the original, which is open as `fd`, its backup's name as well. If there's already a backup, it's
+    kept, because it's the first original.
 
     Raises GptError if the backup belongs to another version of the library, perhaps from before an upgrade.
     """
@@ -71,9 +72,9 @@ def keep_backup(path: Path, fd: int, image: Image) -> None:
 
 
 def restore(path: Path) -> None:
-    """Move the original back to `path`, or if that's a symbolic link, to the file that it leads to.
+    """Move the original back to `path`, or if that's a symbolic link, to the file to which it leads.
 
-    Raises MissingError without a backup, and GptError if the library is another version now, after an upgrade.
+    Raises MissingError if there's no backup, and GptError if the library is a different version now, after an upgrade.
     """
     path = follow_links(path)
     backup = backup_of(path)
@@ -87,7 +88,8 @@ def restore(path: Path) -> None:
                 )
         with _folder_of(backup, original) as folder:
             os.rename(backup.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            # If patching was interrupted before the replacement, both names refer to the same file, and both stay.
+            # If patching was interrupted before the library was replaced, both names refer to the same file, and both
+            # are kept.
             with suppress(FileNotFoundError):
                 os.unlink(backup.name, dir_fd=folder)
         check_unreplaced(path, original)
@@ -97,8 +99,7 @@ def restore(path: Path) -> None:
 def _folder_of(path: Path, fd: int) -> Iterator[int]:
     """Open the folder of an open file, whose path is canonical.
 
-    The owner of any folder on the way could put a link in its place at any time. Raises GptError if the file isn't
-    there.
+    The owner of any folder in the path could replace it by a link at any time. Raises GptError if the file isn't there.
     """
     folder = open_real_folder(path.parent)
     try:
@@ -124,7 +125,7 @@ def _opened(backup: Path, owner: int) -> Iterator[int]:
 
 
 def _version(image: Image) -> tuple[object, ...]:
-    """Return facts that slimming a library doesn't change, but building another version does."""
+    """Return facts about a library that don't change when it's slimmed, but do change in another version."""
     first: dict[str, tuple[int, int]] = {}  # later sections of the same name may be parts of the first
     for section in image.elf.sections if image.elf else []:
         first.setdefault(section.name, (section.type, section.addr))

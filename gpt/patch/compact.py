@@ -57,7 +57,7 @@ EHDR_PHOFF, EHDR_SHOFF, EHDR_PHNUM, EHDR_SHNUM = 32, 40, 56, 60
 
 @dataclass(frozen=True)
 class Compacted:
-    """A packed fatbin section: its new contents and their size, and the new address of each region."""
+    """A packed fatbin section: its new contents, their size, and the new address of each region."""
 
     section: Section
     pieces: list[Piece]
@@ -81,7 +81,7 @@ def plan_compact(image: Image, doomed: Doomed, byte: int) -> Plan:
 
 
 def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compacted:
-    """Pack kept elements at the start of a section, or of a fatbin file."""
+    """Pack the elements that are kept, at the start of a section or of a fatbin file."""
     by_region: dict[int, list[fatbin.Element]] = {}
     for element in doomed.kept:
         by_region.setdefault(element.region, []).append(element)
@@ -119,7 +119,7 @@ def _pack(source: Source, section: Section, doomed: Doomed, byte: int) -> Compac
 
 
 def _without(pieces: list[Piece], parts: list[Laid]) -> Iterator[Piece]:
-    """Yield the pieces, with the dead parts of kept elements overwritten."""
+    """Yield the pieces. In elements that are kept, dead parts are overwritten."""
     for piece in pieces:
         if isinstance(piece, Copy):
             yield from splice(piece, [part for part in parts if piece.start <= part[0] < piece.end])
@@ -148,7 +148,7 @@ class _Compaction:
         self.cuts = self._choose_cuts()
 
     def plan(self) -> Plan:
-        """Implement plan_compact."""
+        """Do the work of plan_compact."""
         segments = self._split_segments()
         headers, last = self._headers(segments)
         edits = [*headers, *self._pointers(), *self.gone.emptied]
@@ -157,8 +157,8 @@ class _Compaction:
         return Plan("compact", pieces, self.doomed.kept, changed, self.doomed.trimmed, self.doomed.scanned)
 
     def _check_apart(self) -> None:
-        """Raise CannotCompact if a section or a header table shares bytes with a fatbin section, or headers make no
-        sense.
+        """Raise CannotCompact if a section or a header table shares bytes with a fatbin section, or if headers are
+        invalid.
         """
         tables = self.tables
         if len(tables.segments) > MAX_SEGMENTS:
@@ -232,10 +232,10 @@ class _Compaction:
         return found
 
     def _headers(self, segments: list[Segment]) -> tuple[list[tuple[int, bytes]], list[Piece]]:
-        """Return edits of the ELF header and the header tables, and pieces to append to the file.
+        """Return the edits of the ELF header and the header tables, and the pieces to append to the file.
 
-        The old program headers become zeros. If there are more section headers than before, they move to the end of the
-        file and the old ones become zeros too.
+        The old program headers become zeros. If there are more section headers than before, all of them move to the end
+        of the file, and the old ones become zeros, too.
         """
         tables = self.tables
         if any(s.type == elf.PT_INTERP for s in segments):
@@ -260,14 +260,14 @@ class _Compaction:
         return edits, last
 
     def _pointers(self) -> list[tuple[int, bytes]]:
-        """Return edits of the words that hold the address of a region."""
+        """Return the edits of words that contain the address of a region."""
         moved = {old: new for packed in self.packed for old, new in packed.moved.items()}
         sections = [packed.section for packed in self.packed]
         found: list[Pointer] = find_pointers(self.source, self.tables, sections, set(moved))
         return [(p.at, struct.pack("<Q", moved[p.value])) for p in found]
 
     def _pieces(self, segments: list[Segment], edits: list[tuple[int, bytes]]) -> list[Piece]:
-        """Return the pieces of the output: the original with replaced blocks, without cuts, with edits applied."""
+        """Return the pieces of the output: the original, with blocks replaced, cuts left out, and edits applied."""
         laid = [(block.start, block.end, self._content(block, segments)) for block in self.cuts.blocks]
         laid += [(offset, offset + len(data), [Data(data)]) for offset, data in edits]
         for new in replacements(self.source, self.doomed, True, self.byte):

@@ -1,15 +1,16 @@
 """Leave the names of removed kernels in the file, for gpt-hook.
 
 If all code for a device is removed from a fatbin, the driver refuses the whole fatbin, and no call names the kernel
-that the program wanted. So in each region that lost elements, the payload of one dead element begins with a block:
+that the program wanted. So in each region from which elements were removed, the payload of one dead element begins with
+a block:
 
     8 bytes   "gpt-cut" and a NUL
-    u32       number of kernels in the lost elements, including names that aren't listed
+    u32       number of kernels in the removed elements, including names that aren't listed
     u32       bytes of the list
     list      names, each followed by a NUL; padded with NULs to a multiple of 8
 
-Loaders skip dead elements, and `strip` doesn't touch the section. A block takes at most MOST bytes, so a library with
-hundreds of regions grows by some 100 kB. runtime/hook/watch/missing.c reads it.
+Loaders skip dead elements, and `strip` doesn't change the section. A block has at most MOST bytes, so a library with
+hundreds of regions grows by about 100 kB. runtime/hook/watch/missing.c reads it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _HEAD = struct.Struct("<8sII")
 
 
 def pack(names: Sequence[str], count: int, room: int = MOST) -> bytes:
-    """Return a block for `count` kernels with as many names as fit into `room` bytes.
+    """Return a block for `count` kernels, with as many names as fit in `room` bytes.
 
-    Empty if even the head doesn't fit.
+    It's empty if even the fields before the list don't fit.
     """
     room = min(room, MOST) & ~7
     listed = b""
@@ -41,7 +42,7 @@ def pack(names: Sequence[str], count: int, room: int = MOST) -> bytes:
 
 
 def parse(block: bytes) -> tuple[list[str], int]:
-    """Return the names in a block and the number of kernels; nothing if it isn't a block."""
+    """Return the names in a block and the number of kernels, or nothing if it isn't a block."""
     if len(block) < _HEAD.size or not block.startswith(MAGIC):
         return [], 0
     _, count, size = _HEAD.unpack_from(block)
@@ -52,10 +53,10 @@ def parse(block: bytes) -> tuple[list[str], int]:
 def collect(
     source: Source, elements: Iterable[Element], dead: frozenset[int], kernels: Mapping[int, Sequence[str]]
 ) -> dict[int, tuple[list[str], int]]:
-    """Return the names of kernels that each region has lost, and their number.
+    """Return, for each region, the names of the kernels that are removed from it, and their number.
 
-    `dead` are offsets of elements to remove, `kernels` their kernels by offset. Names of elements that were removed
-    earlier come from their blocks.
+    `dead` are the offsets of elements to remove, and `kernels` are their kernels, by offset. The names of elements that
+    were removed earlier are in existing blocks.
     """
     lost: dict[int, tuple[dict[str, None], int]] = {}
     for element in elements:

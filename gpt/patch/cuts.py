@@ -13,17 +13,19 @@ from gpt.formats.elf import PHDR_SIZE, SHDR_SIZE, Elf, Section
 from gpt.formats.source import Source
 from gpt.patch.plan import Piece
 
-MAX_SEGMENTS = 1000  # 13 are usual; every relocation is looked up in them
+MAX_SEGMENTS = 1000  # 13 are common; each relocation is looked up in them
 SHN_LORESERVE = 0xFF00
 
 
 class CannotCompact(Exception):
-    """Raised with the reason why a library gets holes instead."""
+    """Raised if a library can't be compacted, and gets holes instead. The message says why."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A range of the original to remove, on page boundaries; `zeros` are mapped in its place, or nothing is."""
+    """A range of the original to remove. It begins and ends on page boundaries. Either `zeros` are mapped in its place,
+    or nothing is.
+    """
 
     start: int
     end: int
@@ -32,7 +34,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Block:
-    """A range of the original that's replaced by `pieces` of `size` bytes, with free space after them."""
+    """A range of the original that's replaced by `pieces` of `size` bytes. The rest of it is free."""
 
     start: int
     end: int
@@ -47,7 +49,8 @@ class Block:
 
 
 class Cuts:
-    """The cuts: one in each block with free whole pages, or in the largest if there are many. Iterates in file order.
+    """The cuts in all blocks, in file order. There's one in each block with free whole pages, or if there are many,
+    only in the largest blocks.
 
     One block also gets the new program header table: `table_block`, at `table_offset` in the original. Raises
     CannotCompact if no block has room for it.
@@ -57,7 +60,7 @@ class Cuts:
         self.blocks = sorted(blocks, key=attrgetter("start"))
         self.table_block: Block | None = None
         self.table_offset = 0
-        self._cuts: dict[int, Cut] = {}  # by start of the block
+        self._cuts: dict[int, Cut] = {}  # by the start of the block
         worth = [block for block in self.blocks if _cut(block, block.free, page)]
         worth = sorted(worth, key=lambda block: block.free - block.end)
         fit = (worth[0].end - worth[0].free - page) // PHDR_SIZE if worth else 0  # headers in the largest
@@ -87,7 +90,7 @@ class Cuts:
         return self._cuts.get(block.start)
 
     def new_offset(self, offset: int) -> int:
-        """Return the offset in the output of a byte of the original. Raises CannotCompact if it's inside a cut."""
+        """Return the offset of a byte of the original in the output. Raises CannotCompact if it's inside a cut."""
         index = bisect_right(self._all, offset, key=attrgetter("end"))
         if index < len(self._all) and self._all[index].start < offset:
             raise CannotCompact(f"something begins or ends at {offset:#x}, inside of a fatbin")
@@ -101,10 +104,11 @@ def _cut(block: Block, start: int, page: int) -> Cut | None:
 
 
 def section_headers(source: Source, tables: Elf, sizes: Mapping[int, int], cuts: Cuts) -> bytes:
-    """Return the section headers of the output. `sizes` are the new sizes of packed sections, by number.
+    """Return the section headers of the output. `sizes` has the new sizes of packed sections, by the number of the
+    section.
 
-    If another section contains a cut, the part after it gets a header of its own, after all others. Raises
-    CannotCompact.
+    If any other section contains a cut, the part after the cut gets a header of its own, after all other headers.
+    Raises CannotCompact.
     """
     first, rest = bytearray(), bytearray()
     zeros = [cut for cut in cuts if cut.zeros]

@@ -1,4 +1,6 @@
-"""Patch one library: check that it hasn't changed since it was extracted, plan, write, check, rename the new file."""
+"""Patch one library: check that it hasn't changed since it was extracted, plan and write the new file, check it, and
+rename it.
+"""
 
 from __future__ import annotations
 
@@ -30,33 +32,33 @@ from gpt.patch.trim import ZSTD_LEVEL, Packing, Trimmed, amended, trim_all
 from gpt.patch.write import append, check_output, written
 from gpt.stream import records
 
-NOTHING = "there is nothing to cut"  # for a library with GPU code
+NOTHING = "there is nothing to cut"  # the reason for a library with GPU code
 NO_SMALLER = "there is nothing to cut, and zstd makes nothing smaller"
 
 
 @dataclass(frozen=True)
 class PatchOptions:
-    """Options of the command line, explained in gpt-patch(1)."""
+    """Options of the command line. gpt-patch(1) explains them."""
 
     mode: str
     fill: int
-    dropping: bool  # drop unused kernels from cubins that stay; otherwise zero their code
+    dropping: bool  # True to drop unused kernels from cubins that are kept; otherwise their code is zeroed
     in_place: bool
     dry_run: bool
     once: bool
     backup: bool
     listing: Path | None  # a file to which the path of each written library is appended
     jobs: int
-    level: int | None = None  # level for recompressing everything that stays with zstd
-    zstd_sizes: bool = False  # report sizes if everything were packed with zstd, before and after
+    level: int | None = None  # the level of zstd with which everything that's kept is compressed again
+    zstd_sizes: bool = False  # True to report the sizes with zstd before and after
 
 
 @dataclass
 class Request:
     """The records about a library in a stream.
 
-    `spans` are ranges to remove, and `reasons` their starts by reason. `unused` are kernels to remove and `kernels` all
-    kernels, both by offset of their element.
+    `spans` are the ranges to remove, and `reasons` their starts, by reason. `unused` are the kernels to remove, and
+    `kernels` all kernels; both are by the offset of their element.
     """
 
     library: dict[str, Any]
@@ -69,14 +71,14 @@ class Request:
 
 @dataclass
 class Outcome:
-    """Records of the changes made, and warnings about the library."""
+    """Records about the changes that were made, and warnings about the library."""
 
     records: list[dict[str, Any]]
     notes: list[str]
 
 
 def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
-    """Patch one library. Raises GptError or OSError without having written anything."""
+    """Patch one library. If it raises GptError or OSError, nothing has been written."""
     with open_regular(place.source) as file:
         if place.is_member:  # it may be large, and the open file is enough
             place.source.unlink()
@@ -119,7 +121,9 @@ def rewrite(request: Request, place: PatchPaths, way: PatchOptions) -> Outcome:
 
 
 def choose_plan(image: Image, doomed: Doomed, way: PatchOptions) -> Plan:
-    """Return a plan for the requested mode, or for holes, with the reason, if the file can't be made smaller."""
+    """Return a plan for the requested mode. If the file can't be made smaller, return a plan with holes that gives the
+    reason.
+    """
     mode, reason = way.mode, None
     if mode == "compact":
         if doomed.changed or any(element.dead for element in doomed.all):
@@ -152,7 +156,7 @@ def _open_image(place: PatchPaths, file: BufferedReader, library: dict[str, Any]
 def _find_doomed(
     image: Image, request: Request, way: PatchOptions
 ) -> tuple[Doomed, list[Trimmed], dict[int, set[str]]]:
-    """Return the elements to remove, the trimmed elements, and the kernels to remove from these, by offset."""
+    """Return the elements to remove, the trimmed elements, and the kernels to remove from the latter, by offset."""
     doomed = find_doomed(image, request.spans)
     if doomed.live and not doomed.kept and image.type in ("cubin", "ptx"):
         raise GptError("all of it is unused, and it can't be made smaller", image.source.name)
@@ -166,9 +170,9 @@ def _find_doomed(
 
 
 def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -> list[Recompressed]:
-    """Recompress whole elements in the usual sections.
+    """Compress complete elements again, in the usual sections.
 
-    Code elsewhere is unpacked by the library itself, so it stays.
+    Code elsewhere is unpacked by the library itself, so it isn't changed.
     """
     if way.level is None:
         return []
@@ -184,7 +188,9 @@ def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -
 def _measure(
     image: Image, doomed: Doomed, way: PatchOptions, recompressed: list[Recompressed]
 ) -> tuple[int, int] | None:
-    """Return the size of the GPU code packed with zstd at level 19, before and after; None unless it was requested."""
+    """Return the size that the GPU code would have if it were packed with zstd at level 19, before and after the cut.
+    Return None if nobody asked for it.
+    """
     if not way.zstd_sizes:
         return None
     sizes = {r.done.element.offset: r.done.size for r in recompressed} if way.level == ZSTD_LEVEL else {}
@@ -196,9 +202,9 @@ def _measure(
 
 
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
-    """Return the elements whose kernel names decided what's removed.
+    """Return the elements that were kept or removed because of the names of their kernels.
 
-    If elements were compared with linked code, all elements count, including the kept ones.
+    If elements were compared with linked code, that's all of them.
     """
     if LINKED in reasons:
         return doomed.live
@@ -207,7 +213,7 @@ def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
 
 
 def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptions) -> tuple[int, list[str]]:
-    """Write the new file. Returns its bytes on disk, and the attributes that couldn't be copied.
+    """Write the new file. Return its size on disk, and the attributes that couldn't be copied.
 
     Raises GptError.
     """
@@ -216,7 +222,7 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
         check_output(image, plan, output, str(place.target))
         os.fsync(output)
         disk = _disk(output)
-        if way.listing and not place.is_member:  # first: a listed path without a file does no harm
+        if way.listing and not place.is_member:  # comes first, because it does no harm if a listed path has no file
             append(way.listing, os.fsencode(os.path.abspath(place.target)) + b"\0")
         lost = copy_attributes(fd, output, every=way.in_place)
         if way.in_place:
@@ -227,7 +233,7 @@ def _write(image: Image, fd: int, plan: Plan, place: PatchPaths, way: PatchOptio
 
 
 def _check_in_place(place: PatchPaths, fd: int, way: PatchOptions, slimmed: bool) -> list[str]:
-    """Return notes about other names of the file. Raises GptError if it's signed, or was replaced before."""
+    """Return notes about other names of the file. Raises GptError if the file is signed, or was replaced before."""
     path = place.target
     if signature := find_signature(fd):
         raise GptError(f"is signed ({signature}), and the new file would not be: use -o DIR", str(path))

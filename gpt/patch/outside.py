@@ -1,13 +1,13 @@
-"""Remove dead GPU code outside of the fatbin sections from a library's file.
+"""Remove dead GPU code outside of the fatbin sections from the file of a library.
 
 Such code is surrounded by host data, and we don't know what refers to it: tables with sizes, addresses in code, offsets
-from some start. So none of it moves in memory. But if a whole region or a bare cubin is dead, its bytes can be zeros
-that aren't in the file: a loadable segment ends before them in the file and after them in memory, as it does before
-zero-initialised data, and the loader maps zeros. Ranges with only zeros between them are merged.
+from some start. So nothing moves in memory. But if a whole region, or a cubin outside of regions, is dead, its bytes
+can be zeros that aren't in the file: a loadable segment ends before these bytes in the file, but after them in memory,
+just as it does before zero-initialised data, and the loader maps zeros. Ranges with only zeros between them are merged.
 
-If a relocation or an exported symbol refers to a region, its header stays and says that the region is empty. Code that
-walks over a table of regions, or passes all of them to the driver, then finds the same as in a fatbin section. If only
-part of a region is dead, the caller makes holes.
+If a relocation or an exported symbol refers to a region, its header is kept, and says that the region is empty. So if
+code walks over a table of regions, or passes all of them to the driver, it sees the same as in a fatbin section. If
+only part of a region is dead, the caller makes holes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ MAX_GAP = 4096  # ranges with at most this many zeros between them are merged
 
 @dataclass(frozen=True)
 class Gone:
-    """`ranges` of the file that become zeros, in order; `emptied` are region headers to rewrite in front of them."""
+    """Dead code that's removed: `ranges` of the file that become zeros, in order, and the headers of regions before
+    them that are changed (`emptied`).
+    """
 
     ranges: list[Span]
     emptied: list[tuple[int, bytes]]
@@ -61,7 +63,9 @@ def find_gone(source: Source, tables: Elf, doomed: Doomed) -> Gone:
 
 
 def _dead_regions(tables: Elf, doomed: Doomed) -> list[tuple[int, int, bool]]:
-    """Return start and end of each dead region outside of the fatbin sections, and whether it's a bare cubin."""
+    """Return the start and end of each dead region outside of the fatbin sections, and whether it's a cubin without a
+    region.
+    """
     sections = [(s.offset, s.end) for s in iter_sections(tables)]
     found = []
     for region, group in groupby(doomed.all, key=lambda element: element.region):
@@ -73,7 +77,7 @@ def _dead_regions(tables: Elf, doomed: Doomed) -> list[tuple[int, int, bool]]:
 
 
 def _edges(tables: Elf) -> list[int]:
-    """Return all offsets at which some part of the file begins or ends."""
+    """Return all offsets at which a part of the file begins or ends."""
     spans = [(s.offset, s.end) for s in tables.sections if s.in_file]
     spans += [(s.offset, s.offset + s.filesz) for s in tables.segments]
     spans.append((tables.phoff, tables.phoff + elf.PHDR_SIZE * len(tables.segments)))

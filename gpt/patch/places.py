@@ -16,7 +16,7 @@ from gpt.patch.wheel import Wheels, split
 
 
 class PatchPaths(NamedTuple):
-    """The path of a library in the stream, the files to read and to write, and the final name of the output."""
+    """The path of a library in the stream, the files to read and write, and the final name of the output."""
 
     path: Path
     source: Path
@@ -30,7 +30,7 @@ class PatchPaths(NamedTuple):
 
 
 class Places:
-    """The outputs of one run. `output` is the folder for them; None replaces each library in place."""
+    """The outputs of a run. `output` is their folder; if it's None, each library is replaced in place."""
 
     def __init__(self, output: Path | None, parents: bool = False, dry_run: bool = False, label: str = "") -> None:
         self.output = output
@@ -47,7 +47,7 @@ class Places:
         return [self, *self._by_arch.values()]
 
     def for_arch(self, arch: str) -> Places:
-        """Return the places for the output for one --arch, whose wheels are named after it unless there's a label.
+        """Return the places for the outputs of one --arch. Their wheels are named after it, unless there's a label.
 
         Raises MalformedError.
         """
@@ -68,7 +68,7 @@ class Places:
             return PatchPaths(path, path, target, str(target))
         if not (found := split(library)):
             raise MissingError(os.strerror(errno.ENOENT), library)
-        # Patch members of a wheel outside of it, and write the new wheel once all of its libraries are done.
+        # Members of a wheel are patched outside of it. The new wheel is written once all of its libraries are done.
         if self.output is None:
             raise GptError("lies in a wheel: use -o DIR", library)
         wheel, member = found
@@ -81,9 +81,9 @@ class Places:
         )
 
     def take(self, path: Path, is_wheel: bool = False) -> Path:
-        """Return and reserve the output path for a file: in the folder, or the file that all links lead to.
+        """Return the output path for a file, and reserve it: in the folder, or the file to which all links lead.
 
-        Raises GptError if that's the input, or the output for another file of this run.
+        Raises GptError if this is the input, or the output of another file in this run.
         """
         target = self._destination(path, is_wheel)
         if self.output and real_path(target) == real_path(path):

@@ -1,8 +1,8 @@
-"""Plan the output: a list of pieces to write one after the other.
+"""Plan the output, as a list of pieces that are written one after the other.
 
-There are three modes. *fill* overwrites each dead payload and changes its header so that readers skip the element.
-*hole* also leaves whole pages unwritten, so that they take no disk space. *compact* (compact.py) moves
-kept elements together. A plan doesn't change anything itself: it says which bytes of the original go where, and which
+There are three modes. *fill* overwrites each dead payload, and changes its header so that readers skip the element.
+*hole* also leaves whole pages unwritten, so that they take no space on the disk. *compact* (compact.py) moves the
+elements that are kept together. A plan doesn't change anything: it says which bytes of the original go where, and which
 few words are new.
 """
 
@@ -56,7 +56,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Fill:
-    """Write one byte repeatedly; with `hole`, leave zeros unwritten."""
+    """Write one byte repeatedly. With `hole`, zeros are left unwritten."""
 
     size: int
     byte: int = 0
@@ -69,10 +69,10 @@ Laid = tuple[int, int, list[Piece]]  # start and end in the original, and the pi
 
 @dataclass(frozen=True)
 class Plan:
-    """The output: its `pieces`, and the elements `kept` in it.
+    """The output: its `pieces`, and the elements that are `kept` in it.
 
-    `changed` are ranges of the original whose bytes differ in the output, `trimmed` kept elements that were trimmed or
-    recompressed, by offset.
+    `changed` are ranges of the original that have different bytes in the output. `trimmed` has the elements that are
+    kept, but trimmed or compressed again, by offset.
     """
 
     mode: str
@@ -80,8 +80,8 @@ class Plan:
     kept: list[Element]
     changed: list[Span]
     trimmed: dict[int, Trimmed]
-    scanned: bool = False  # some elements are outside of the fatbin sections
-    reason: str | None = None  # why it isn't the requested mode
+    scanned: bool = False  # True if some elements are outside of the fatbin sections
+    reason: str | None = None  # why it's a different mode than requested
 
     @property
     def size(self) -> int:
@@ -91,12 +91,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Doomed:
-    """The elements of a library, and which of them, or which parts, to remove."""
+    """The elements of a library, and which of them, or of their parts, are to be removed."""
 
     all: list[Element]  # in file order, including elements that are already dead
-    dead: frozenset[int]  # offsets of elements to remove
-    parts: list[Span]  # ranges to overwrite in payloads of uncompressed elements that stay
-    scanned: bool  # some elements are outside of the fatbin sections
+    dead: frozenset[int]  # offsets of the elements to remove
+    parts: list[Span]  # ranges to overwrite in the payloads of uncompressed elements that are kept
+    scanned: bool  # True if some elements are outside of the fatbin sections
     trimmed: dict[int, Trimmed] = field(default_factory=dict)  # elements that are trimmed or recompressed, by offset
     names: dict[int, tuple[list[str], int]] = field(default_factory=dict)  # lost kernels by region: names, number
 
@@ -117,7 +117,7 @@ class Doomed:
         return [e for e in self.all if not e.dead and e.offset not in self.dead]
 
     def not_recompressed(self) -> Doomed:
-        """Return the same without elements that would only be recompressed."""
+        """Return a copy without elements that would only be compressed again."""
         return replace(self, trimmed={offset: t for offset, t in self.trimmed.items() if t.loses})
 
     @property
@@ -126,7 +126,7 @@ class Doomed:
         return sum(self.trimmed[e.offset].size if e.offset in self.trimmed else e.end - e.offset for e in self.kept)
 
     def overwritten(self, holes: bool, byte: int) -> list[Laid]:
-        """Return replacements for parts of uncompressed elements. Code becomes zeros, which are always holes."""
+        """Return what replaces parts of uncompressed elements. Code is replaced by zeros, which are always holes."""
         laid: list[Laid] = [(start, end, list(_filled(start, end, holes, byte))) for start, end in self.parts]
         zeroed = [span for trimmed in self.trimmed.values() for span in trimmed.zeroed]
         laid += [(start, end, [Fill(end - start, 0, hole=True)]) for start, end in zeroed]
@@ -134,10 +134,11 @@ class Doomed:
 
 
 def find_doomed(image: Image, spans: list[Span]) -> Doomed:
-    """Find the elements that spans cover. Raises MalformedError if spans overlap or contain anything but GPU code.
+    """Find the elements that are covered by spans. Raises MalformedError if spans overlap, or contain anything except
+    GPU code.
 
-    A span covers whole payloads (with or without their headers, also several in a row), or is inside the payload of an
-    uncompressed element. It can't begin inside a header, or touch the ELF tables of a cubin.
+    A span covers whole payloads (with or without their headers, possibly several in a row), or is inside the payload of
+    an uncompressed element. It can't begin inside a header, or include bytes of the ELF tables of a cubin.
     """
     ordered = sorted(spans)
     following_starts = [start for start, _ in ordered[1:]] + [image.source.size]
@@ -182,7 +183,7 @@ def find_doomed(image: Image, spans: list[Span]) -> Doomed:
 
 
 def _tables(source: Source, element: Element) -> list[Span]:
-    """Return the ranges of an uncompressed cubin's headers, without which nothing in it can be found."""
+    """Return the ranges of the headers in an uncompressed cubin. Without these, nothing in it can be found."""
     if element.type != "cubin" or element.end - element.payload < EHDR_SIZE:
         return []
     head = source.pread(element.payload, EHDR_SIZE)
@@ -195,7 +196,7 @@ def _tables(source: Source, element: Element) -> list[Span]:
 
 
 def _uncovered(elements: list[Element], spans: list[Span]) -> Span | None:
-    """Return the first span with a byte outside of all elements (headers of regions count as outside)."""
+    """Return the first span with a byte that isn't in an element, or None. Headers of regions aren't in elements."""
     starts = [element.offset for element in elements]
     for start, end in spans:
         position = start
@@ -215,9 +216,9 @@ def plan_in_place(image: Image, doomed: Doomed, mode: str, byte: int) -> Plan:
 
 
 def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iterator[Laid]:
-    """Yield replacements for dead and trimmed elements that don't move, sorted."""
+    """Yield, in order, what replaces dead and trimmed elements that don't move."""
     found: list[Laid] = []
-    unnamed = set(doomed.names)  # regions whose lost names haven't been written yet
+    unnamed = set(doomed.names)  # regions for which the names of removed kernels haven't been written yet
     for element in doomed.all:
         if element.offset in doomed.dead and not element.dead:
             pieces: list[Piece] = []
@@ -239,7 +240,7 @@ def replacements(source: Source, doomed: Doomed, holes: bool, byte: int) -> Iter
 
 
 def _shortened(trimmed: Trimmed, holes: bool, byte: int) -> list[Piece]:
-    """Return the pieces of a shorter element, with a dead element after it."""
+    """Return the pieces of an element that has become shorter, followed by a dead element."""
     element = trimmed.element
     start = element.offset + trimmed.size
     dead = fatbin.dead_element(trimmed.header, element.end - start)
@@ -258,7 +259,7 @@ def _filled(start: int, end: int, holes: bool, byte: int) -> Iterator[Piece]:
 
 
 def splice(whole: Copy, new: Iterable[Laid]) -> list[Piece]:
-    """Return the pieces of the range `whole` of the original with sorted replacements in it."""
+    """Return the pieces for the range `whole` of the original, with the sorted replacements `new` in it."""
     pieces: list[Piece] = []
     position = whole.start
     for start, end, laid in new:

@@ -1,11 +1,11 @@
-"""Recompress elements with zstd, whatever their codec is.
+"""Compress elements again with zstd, whatever their codec was.
 
-By default nvcc compresses with LZ4 or not at all; zstd at level 19 yields half to a fifth of that. The driver chooses
-the codec from an element's header, and knows zstd since CUDA 12.4 (driver 550). The level affects the time for
-compression and the size, but not readers: windows stay below their limit (128 MiB).
+By default, nvcc compresses with LZ4 or not at all; zstd at level 19 takes half to a fifth of that. The driver chooses
+the codec by the header of an element, and has supported zstd since CUDA 12.4 (driver 550). The level affects the size,
+and the time for compression, but not readers: the window always stays below their limit (128 MiB).
 
-Only elements of known types in fatbin sections are recompressed. Elsewhere, the library itself may unpack them, with a
-codec that it knows. An element that doesn't become smaller by at least a header stays as it is.
+Only elements of known types in fatbin sections are compressed again. Elsewhere, the library itself may unpack them,
+with a codec that it knows. An element isn't changed unless it becomes smaller by at least the size of a header.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEVELS = (1, 22)  # for zstd
 
 @dataclass(frozen=True)
 class Recompressed:
-    """A recompressed element, and the CPU time for it in ns."""
+    """An element after compressing it again, and the CPU time that this took, in ns."""
 
     done: Trimmed
     time: int
@@ -39,9 +39,9 @@ class Recompressed:
 def recompress_all(
     source: Source, elements: Iterable[Element], level: int, jobs: int, folder: Path
 ) -> list[Recompressed]:
-    """Recompress elements in `jobs` processes, and return them in file order.
+    """Compress elements again in `jobs` processes, and return them in file order.
 
-    The new payloads are stored in a temporary file in `folder`, since they may take as much memory as the library.
+    The new payloads are stored in a temporary file in `folder`, because they may take as much memory as the library.
     Raises MalformedError if an element is corrupt.
     """
     packer = _Packer(source, level)
@@ -68,12 +68,14 @@ def _open_temporary(folder: Path) -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError as error:
-        error.filename = str(folder)  # not the temporary file, whose name nobody knows
+        error.filename = str(folder)  # instead of the temporary file, whose name nobody knows
         raise
 
 
 def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[int, int]:
-    """Return the size of each element packed with zstd at ZSTD_LEVEL, or its own if that's smaller, by offset."""
+    """Return, by offset, the size of each element packed with zstd at ZSTD_LEVEL, or its current size if that's
+    smaller.
+    """
     packer = _Packer(source, ZSTD_LEVEL)
     largest_first = sorted(elements, key=attrgetter("size"), reverse=True)
     tasks = [partial(packer.measure, element) for element in largest_first]
@@ -82,7 +84,7 @@ def measure_all(source: Source, elements: Iterable[Element], jobs: int) -> dict[
 
 
 def can_recompress(element: Element) -> bool:
-    """Return True if the type of an element is known and it has a header for the codec."""
+    """Return True if the type of an element is known, and it has a header that can name the codec."""
     return element.type in KINDS.values() and element.header_size > 0 and element.payload_size > 0
 
 

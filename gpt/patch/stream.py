@@ -1,4 +1,4 @@
-"""Read what a stream says about libraries, and rewrite the libraries and their wheels."""
+"""Read what a stream says about libraries, and write the new libraries and wheels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Records = Iterator[dict[str, Any]]
 
 
 class Patcher:
-    """Collects the records of a library, and rewrites it at the last one."""
+    """Collects the records of a library, and patches it when the last one has arrived."""
 
     def __init__(self, stage: Stage, places: Places, way: PatchOptions) -> None:
         self._stage = stage
@@ -34,7 +34,7 @@ class Patcher:
         self._by_arch: dict[str, Request] = {}  # for the same library, by --arch
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Pass a record on, and yield the changes to a library before its end."""
+        """Pass a record on. Before the end of a library, yield the changes that were made to it."""
         kind, of = record["kind"], self._request.library["path"] if self._request else None
         if kind in ("library", "span", "trim", "tally", "library_end") and (fault := records.check(record)):
             raise MalformedError(fault, str(record.get("path", record.get("library", ""))))
@@ -55,7 +55,7 @@ class Patcher:
             case Request(), "trim":
                 self._request_of(record).unused.setdefault(record["offset"], set()).update(record["kernels"])
             case Request(), "tally" if record["library"] == of:
-                self._request_of(record).tallies.append(record)  # held back until the cut is done
+                self._request_of(record).tallies.append(record)  # held back until the library has been patched
                 return
             case Request(), "library_end" if record["path"] == of:
                 request, self._request = self._request, None
@@ -77,7 +77,7 @@ class Patcher:
         yield record
 
     def report_unfinished(self) -> None:
-        """Report a library that wasn't patched because the stream ended before it was complete."""
+        """Report a library that wasn't patched, because the stream ended before all of its records."""
         if self._request:
             if self._stage.told:
                 self._stage.status = max(self._stage.status, MalformedError.status)
@@ -87,7 +87,7 @@ class Patcher:
             self._request = None
 
     def _request_of(self, record: dict[str, Any]) -> Request:
-        """Return the request that a span, trim or tally belongs to."""
+        """Return the request to which a span, trim or tally belongs."""
         base = self._request
         assert base
         if not (arch := record.get("arch")):
@@ -95,7 +95,7 @@ class Patcher:
         return self._by_arch.setdefault(arch, Request(base.library, kernels=base.kernels))
 
     def _find_mixed(self, request: Request) -> str | None:
-        """Return why the library can't be written once for each --arch, or None."""
+        """Return why the library can't be written separately for each --arch, or None."""
         if self._by_arch and (request.spans or request.unused):
             return "some spans have an arch, others have none"
         if len(self._by_arch) > 1 and os.path.exists(request.library["path"]):
@@ -105,16 +105,17 @@ class Patcher:
         return None
 
     def _is_undecided(self, request: Request) -> bool:
-        """Return whether gpt-locate didn't decide about the library. If it did, there's a tally, even an empty one.
+        """Return whether gpt-locate made no decision about the library. If it did, there's a tally, even if it's an
+        empty one.
 
         gpt-locate writes no records if --arch or a list turns out to be wrong. Then nothing is cut, and the library
-        isn't recompressed either.
+        isn't compressed again either.
         """
         decided = request.spans or request.unused or request.tallies or self._by_arch
         return not decided and "gpt-locate" in self._stage.header.get("via", [])
 
     def _find_forgotten(self, request: Request) -> str | None:
-        """Return which stage is missing if no stage could have found spans, or None."""
+        """If no stage can have found spans, return which stage is missing. Otherwise, return None."""
         if self._way.level is not None or self._way.zstd_sizes:
             return None
         if request.spans or request.unused or self._by_arch or set(self._stage.header.get("via", [])) - FIND_NONE:

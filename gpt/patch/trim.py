@@ -1,10 +1,10 @@
-"""Change elements that stay: remove unused kernels, use another codec, or both.
+"""Change elements that are kept: remove unused kernels, use a different codec, or both.
 
-Kernels are dropped if the cubin is understood and the result passes a check (gpt/formats/cubin_drop.py). Otherwise, or
-if dropping wasn't requested, their code is zeroed. Zeros aren't an instruction, so launching such a kernel ends with an
-error; the rest of the cubin stays unchanged. A compressed element is compressed again with the same codec, and its
-header gets the new sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes. With a
-level for zstd, every changed element is compressed with zstd instead, whatever its codec was (recompress.py).
+Kernels are dropped if we understand the cubin, and the result passes a check (gpt/formats/cubin_drop.py). Otherwise, or
+if nobody asked for dropping, their code is replaced by zeros. Zeros aren't an instruction, so launching such a kernel
+ends with an error; the rest of the cubin doesn't change. A compressed element is compressed again with the same codec,
+and its header gets the new sizes. An uncompressed element with zeroed code keeps its size, and the zeros become holes.
+If a level for zstd is given, every changed element is compressed with zstd, whatever its codec was (recompress.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpt.formats.fatbin import Element, Unpacker
 from gpt.formats.source import Source
 from gpt.locate.unused import KEPT, KERNEL_UNUSED
 
-ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # give about the sizes of NVIDIA's tools
+ZSTD_LEVEL, LZ4_LEVEL = 19, 12  # these give about the same sizes as NVIDIA's tools
 SIZES = struct.Struct("<QI")  # sizes of payload and compressed payload, at an offset in an element's header
 SIZES_AT = 8
 FLAGS = struct.Struct("<Q")
@@ -38,9 +38,9 @@ NOTHING = DeadCode([], 0, 0)
 class Trimmed:
     """An element after trimming.
 
-    `reason` says why it stays whole, and `zeroed_for` why code was zeroed although kernels were to be dropped. `cut`
-    has ranges of the unpacked cubin. If the payload has changed, `header` and `payload` replace the original ones.
-    `zstd` is the size of the element packed with zstd, or 0 if that wasn't requested.
+    `reason` says why it stays as it is, and `zeroed_for` why code was zeroed although kernels should have been dropped.
+    `cut` has the ranges of the unpacked cubin that were removed. If the payload has changed, `header` and `payload`
+    replace the original ones. `zstd` is the size of the element packed with zstd, or 0 if nobody asked for it.
     """
 
     element: Element
@@ -65,16 +65,16 @@ class Trimmed:
 
     @property
     def loses(self) -> bool:
-        """Return whether it loses kernels, and isn't only recompressed."""
+        """Return whether kernels are removed from it, and it isn't only compressed again."""
         return bool(self.cut.spans) or self.dropped
 
     def left(self, wanted: Mapping[int, set[str]]) -> int:
-        """Return how many of its unused kernels stay; `wanted` has the unused kernels of all elements."""
+        """Return how many of its unused kernels aren't removed. `wanted` has the unused kernels of all elements."""
         return max(0, len(wanted[self.element.offset]) - self.cut.kernels)
 
     @property
     def zeroed(self) -> list[Span]:
-        """Return the ranges of the file to zero in place, for an element that isn't replaced."""
+        """Return the ranges of the file to fill with zeros in place, if the element isn't replaced."""
         if self.payload:
             return []
         return [(self.element.payload + start, self.element.payload + end) for start, end in self.cut.spans]
@@ -82,9 +82,9 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Packing:
-    """The compression of changed elements: their own codec, or zstd at `level`.
+    """The compression of changed elements: with their own codec, or with zstd at `level`.
 
-    With `measured`, also compute their size packed with zstd at ZSTD_LEVEL.
+    With `measured`, their size packed with zstd at ZSTD_LEVEL is computed, too.
     """
 
     level: int | None = None
@@ -99,10 +99,10 @@ def trim_all(
     jobs: int,
     packing: Packing = Packing(),
 ) -> list[Trimmed]:
-    """Trim the elements at the offsets in `wanted`, which has the unused kernels of each. Returns them in file order.
+    """Trim the elements at the offsets in `wanted`, which has the unused kernels of each. Return them in file order.
 
-    `elements` are all elements of the file; elements that are already dead are skipped. The work is shared by `jobs`
-    processes. Raises MalformedError if there's no cubin at an offset, or it's corrupt.
+    `elements` are all elements of the file; dead ones are skipped. The work is done by `jobs`
+    processes. Raises MalformedError if there's no cubin at an offset, or if it's corrupt.
     """
     found = [element for element in elements if element.offset in wanted and not element.dead]
     if stray := wanted.keys() - {element.offset for element in elements if element.type in ("cubin", "dead")}:
@@ -115,10 +115,10 @@ def trim_all(
 def amended(
     tallies: Iterable[dict[str, Any]], trimmed: Iterable[Trimmed], wanted: Mapping[int, set[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the tallies of a library, corrected for the actual cut.
+    """Yield the tallies of a library, corrected according to the actual cut.
 
-    Kernels that had to stay count as kept, and bytes that trimming saved don't. Without trimmed elements nothing
-    changes.
+    Kernels that couldn't be removed count as kept, and bytes that trimming saved count as removed. Without trimmed
+    elements, nothing changes.
     """
     done = list(trimmed)
     stay = sum(one.left(wanted) for one in done)
@@ -189,7 +189,7 @@ class _Trimmer:
 
 
 def packed_as(source: Source, element: Element, data: bytes | memoryview, codec: str, level: int) -> Trimmed:
-    """Pack data as an element of `source` with this codec; the result has a `reason` if it doesn't become smaller."""
+    """Pack data as an element of `source` with this codec. If it doesn't become smaller, the result has a `reason`."""
     payload, size = _pack(data, codec, level)
     if len(payload) + fatbin.ELEMENT.size > element.payload_size:  # room for the header of the dead element after it
         return Trimmed(element, reason="not smaller when compressed again")
@@ -200,7 +200,7 @@ def packed_as(source: Source, element: Element, data: bytes | memoryview, codec:
 
 
 def _set_sizes(header: bytearray, flags: int, payload: int, packed: int, unpacked: int) -> None:
-    """Set flags and sizes in an element's header. `packed` is 0 for an uncompressed element."""
+    """Set the flags and sizes in the header of an element. For an uncompressed element, `packed` is 0."""
     FLAGS.pack_into(header, FLAGS_AT, flags)
     SIZES.pack_into(header, SIZES_AT, payload, packed)
     if packed:
@@ -230,7 +230,7 @@ def _pack(data: bytes | bytearray | memoryview, codec: str, level: int) -> tuple
 
 
 def check_trimmed(source: Source, trimmed: Trimmed, output: Source, element: Element) -> None:
-    """Unpack both versions of an element and compare them. Raises GptError if more has changed than the cut."""
+    """Unpack both versions of an element, and compare them. Raises GptError if anything has changed besides the cut."""
     where = f"check failed: the element at {trimmed.element.offset:#x}"
     before = bytes(Unpacker().unpack(source, trimmed.element))
     after = bytes(Unpacker().unpack(output, element))

@@ -34,7 +34,7 @@ def parse_label(text: str) -> str:
 
 
 def label_of(arch: str) -> str:
-    """Return the label for the value of an --arch: `sm80.sm90a` for `sm_80,sm_90a`. Raises MalformedError."""
+    """Return the label for the value of an --arch, such as `sm80.sm90a` for `sm_80,sm_90a`. Raises MalformedError."""
     names = arch.split(",")
     if not all(map(find_arch, names)):
         raise MalformedError(f"span of architecture '{arch}'")
@@ -42,10 +42,10 @@ def label_of(arch: str) -> str:
 
 
 def with_label(version: str, label: str) -> str:
-    """Add a label to a version, unless it has it.
+    """Add a label to a version, unless the version already has it.
 
-    A label of architectures replaces the architectures at the end of the version: if a wheel for sm_80 and sm_90 is
-    reduced to sm_90, its version names only sm_90.
+    A label of architectures replaces architectures at the end of the version: if a wheel for sm_80 and sm_90 is reduced
+    to sm_90, its version names only sm_90.
     """
     public, _, local = version.partition("+")
     if _LOCAL_ARCHS.fullmatch(label):
@@ -56,7 +56,7 @@ def with_label(version: str, label: str) -> str:
 
 
 class Renaming(NamedTuple):
-    """Renames a wheel, its members and the version in its METADATA. Does nothing without a label."""
+    """Renames a wheel, its members, and the version in its METADATA. Without a label, it does nothing."""
 
     label: str = ""
 

@@ -1,12 +1,14 @@
-"""Write wheels with some members replaced: other members don't change, and RECORD gets the new digests and sizes.
+"""Write wheels in which some members are replaced. Others don't change, and RECORD gets the new digests and sizes.
 
-Other members are copied byte for byte, compressed, together with the bytes before and between them, and compared with
-their checksums, so that a damaged wheel is refused. Only the directory is rewritten, with the new offsets.
+Members that aren't replaced are copied byte for byte, compressed, together with the bytes before and between them, and
+are compared with their checksums, so that a damaged wheel is refused. Only the directory is rewritten, with the new
+offsets.
 
 RECORD is CSV with a line per member, `PATH,sha256=DIGEST,SIZE`, with the digest in URL-safe base64 without padding
-(packaging specifications, "Recording installed projects"). Lines of other members aren't changed. Only the wheel's own
-RECORD counts, `NAME.dist-info/RECORD`; RECORD files of packages inside of packages are ordinary members. A signed wheel
-(`.jws`, `.p7s`) is refused. With a label (versions.py), members with the version in their name are rewritten too.
+(packaging specifications, "Recording installed projects"). Lines about other members aren't changed. Only the wheel's
+own RECORD, `NAME.dist-info/RECORD`, is treated in this way; RECORD files of packages inside of packages are ordinary
+members. A signed wheel (`.jws`, `.p7s`) is refused. With a label (versions.py), members that contain the version in
+their name are rewritten, too.
 """
 
 from __future__ import annotations
@@ -46,14 +48,15 @@ SIGNED = (f"{RECORD}.jws", f"{RECORD}.p7s")
 MAX_RECORD_FILE = 16 << 20  # bytes; a line has about 100
 BLOCK = 1 << 20
 FOLDER = ".gpt-wheel."  # prefix of folders with unpacked members
-_OURS = re.compile(r"\d+\.(before|after)|\.gpt-[0-9a-f]{32}\.part")  # what we make in such a folder
+_OURS = re.compile(r"\d+\.(before|after)|\.gpt-[0-9a-f]{32}\.part")  # the names that we give to files in such a folder
 ZIP64 = 1  # extra field with 64-bit sizes, which zipfile writes itself
 
 
 def split(path: str) -> tuple[Path, str] | None:
-    """Split a path from gpt-extract, `X.whl/MEMBER`, into wheel and member; None if there's no wheel in it.
+    """Split a path from gpt-extract, `X.whl/MEMBER`, into the wheel and the member. Return None if there's no wheel in
+    it.
 
-    The member's name is taken from the wheel as it is, and may be `/x` or `./x`.
+    The name of the member is taken from the wheel as it is, so it may be `/x` or `./x`.
     """
     at = path.find("/", 1)
     while at > 0:
@@ -65,7 +68,7 @@ def split(path: str) -> tuple[Path, str] | None:
 
 
 class Wheels:
-    """Patched members that wait for the rest of their wheel, in a temporary folder that `close` removes."""
+    """Patched members that wait until their wheel can be written, in a temporary folder, which `close` removes."""
 
     def __init__(self) -> None:
         self._folder: Scratch | None = None  # locked while this process lives
@@ -74,9 +77,10 @@ class Wheels:
         self._status: dict[Path, tuple[int, ...]] = {}  # each wheel's, when its first member was unpacked
 
     def add(self, wheel: Path, member: str, near: Path) -> tuple[Path, Path]:
-        """Unpack a member. Returns its path, and the path for the patched one. `near` is a folder on a large disk.
+        """Unpack a member. Return its path, and the path at which the patched one is expected. `near` is a folder on a
+        disk that's large enough.
 
-        Raises GptError if the wheel has changed in the meantime, or a member occurs twice.
+        Raises GptError if the wheel has changed in the meantime, or if a member occurs twice.
         """
         members = self._replaced.setdefault(wheel, {})
         if member in members:
@@ -102,7 +106,9 @@ class Wheels:
         return {wheel: members for wheel, members in there.items() if members}
 
     def write(self, wheel: Path, replaced: Mapping[str, Path], out: Path, renaming: Renaming = SAME_NAMES) -> list[str]:
-        """Write a wheel with members replaced. Returns replaced members that RECORD doesn't list. Raises GptError."""
+        """Write a wheel with some members replaced. Return the replaced members that RECORD doesn't list. Raises
+        GptError.
+        """
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with open_regular(wheel) as file:
@@ -124,9 +130,9 @@ class Wheels:
 
 
 def _remove_folder(path: Path, folder: int) -> None:
-    """Remove our files from an open folder, and the folder if nothing else is in it.
+    """Remove our files from an open folder, and then the folder, if nothing else is in it.
 
-    Where others may rename, its name may be another folder's by now, and any folder can have been given such a name.
+    If others can rename files, the name of the folder may belong to a different one now, which may contain anything.
     """
     for name in os.listdir(folder):
         if _OURS.fullmatch(name):
@@ -170,9 +176,9 @@ def unpack(wheel: Source, member: str, out: Path) -> None:
 
 
 def repack(wheel: Zip, replaced: Mapping[str, Path], out: IO[bytes], renaming: Renaming = SAME_NAMES) -> list[str]:
-    """Write a wheel with these members replaced by files.
+    """Write a wheel in which these members are replaced by files.
 
-    Returns the replaced members that RECORD doesn't list, so that installers can't check them. Raises GptError.
+    Return the replaced members that RECORD doesn't list, so that installers can't check them. Raises GptError.
     """
     names = wheel.by_name
     if signature := next((name for name in names if _is_own(name, SIGNED)), None):
@@ -238,7 +244,7 @@ def _status(file: IO[bytes]) -> tuple[int, ...]:
 
 
 def _is_own(name: str, ends: tuple[str, ...]) -> bool:
-    """Return whether a member belongs to the wheel's own metadata."""
+    """Return whether a member is part of the wheel's own metadata."""
     return _plain(name).count("/") == 1 and name.endswith(ends)
 
 
@@ -275,7 +281,7 @@ def _without_zip64(extra: bytes) -> bytes:
 
 
 def _is_same(path: Path, info: ZipInfo) -> bool:
-    """Return whether a file has the same bytes as a member, such as a library from which nothing was removed."""
+    """Return whether a file has the same bytes as a member, for example a library from which nothing was removed."""
     if path.stat().st_size != info.file_size:
         return False
     crc = 0
@@ -298,7 +304,7 @@ def _line(digest: bytes, size: int) -> list[str]:
 def _iter_record(
     data: bytes, lines: Mapping[str, list[str]], name: str, renaming: Renaming = SAME_NAMES
 ) -> Iterator[tuple[bytes, str]]:
-    """Yield each line of RECORD and the member that it's about; some members have new digests or new names."""
+    """Yield each line of RECORD with the member that it describes. Some members have new digests or new names."""
     raw: list[str] = []
 
     def read() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Write a plan to a file, and check the result before it gets its name."""
+"""Write the file that a plan describes, and check the result before it gets its name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpt.patch.trim import check_trimmed
 
 @contextmanager
 def written(path: Path, source_fd: int, plan: Plan, in_place: bool = False) -> Iterator[int]:
-    """Write a plan to a file that only its owner may read, and yield its descriptor for checks.
+    """Write the file that a plan describes, readable only for its owner, and yield its descriptor for checks.
 
-    The file gets the name `path` if the block ends without an exception, and is removed otherwise. With `in_place`, it
+    If the block ends without an exception, the file gets the name `path`; otherwise, it's removed. With `in_place`, it
     replaces the source and nothing else. Raises GptError.
     """
     try:
@@ -68,7 +68,7 @@ def _put(out: int, data: bytes | memoryview, position: int) -> None:
 
 
 def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a range that aren't holes, so that holes from an earlier patch stay holes."""
+    """Yield the parts of a range that aren't holes, so that holes from earlier patches remain holes."""
     while start < end:
         try:
             start = os.lseek(file, start, os.SEEK_DATA)
@@ -83,7 +83,7 @@ def _iter_data(file: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
-    """Copy within the kernel, sharing blocks, if the file systems support it."""
+    """Copy inside the kernel; blocks are shared if the file systems support that."""
     while size:
         try:
             count = os.copy_file_range(source, out, size, start, position)
@@ -99,10 +99,10 @@ def _copy(source: int, start: int, out: int, position: int, size: int) -> None:
 
 
 def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
-    """Read the output back and compare all that must not change. Raises GptError if something has.
+    """Read the output, and compare everything that must not have changed. Raises GptError if something has.
 
-    Every kept element must have the same kind and payload. Every section of the host must have the same name, address
-    and, except for planned changes, bytes. Everything with an address must be mapped there.
+    Every kept element must have the same kind and payload. Every section of the host must have the same name and
+    address, and the same bytes except for planned changes. Everything with an address must be mapped there.
     """
     output = parse_image(Source(name, fd))
     found = [placed.element for placed in output.iter_elements(scan=plan.scanned)]
@@ -144,7 +144,7 @@ def check_output(original: Image, plan: Plan, fd: int, name: str) -> None:
 
 
 class _Ranges:
-    """Half-open ranges, which may overlap, for asking about many offsets at once."""
+    """Ranges that include their start, but not their end, and may overlap. Many offsets can be looked up at once."""
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
         array = np.array(sorted(ranges), np.int64).reshape(-1, 2)
@@ -159,7 +159,9 @@ class _Ranges:
 
 
 def _equal(a: Source, start_a: int, b: Source, start_b: int | None, size: int, changed: _Ranges) -> bool:
-    """Return whether two ranges are equal, except at offsets (in `a`) that were to change. No `start_b` means zeros."""
+    """Return whether two ranges are equal, except at offsets (in `a`) that were meant to change. If `start_b` is None,
+    compare with zeros.
+    """
     for done in range(0, size, BLOCK):
         count = min(BLOCK, size - done)
         block_a = a.pread(start_a + done, count)
@@ -172,7 +174,7 @@ def _equal(a: Source, start_a: int, b: Source, start_b: int | None, size: int, c
 
 
 def _parts(tables: Elf, section: Section) -> Iterator[tuple[int | None, int]]:
-    """Yield offset and size of each part of a section of the original, up to the first byte that isn't mapped.
+    """Yield the offset and size of each part of a section of the original, up to the first byte that isn't mapped.
 
     Zeros that aren't in the file have no offset.
     """
@@ -188,7 +190,7 @@ def _parts(tables: Elf, section: Section) -> Iterator[tuple[int | None, int]]:
 
 
 def _mapped(tables: Elf, section: Section) -> bool:
-    """Return whether a loadable segment maps the section's bytes to its address."""
+    """Return whether a loadable segment maps the bytes of a section to its address."""
     if not section.in_file or not section.size or not section.flags & elf.SHF_ALLOC or not tables.segments:
         return True
     return any(

@@ -1,8 +1,8 @@
 """Check that a loop in a snippet ends, by simulating its counter.
 
-Only simple loops pass: a register is set to a constant before the label, the loop adds one constant to it once, and
-then branches back on comparing it with a constant. The loop has no other branches or labels, and no other branch enters
-it.
+Only simple loops are accepted: a register is set to a constant before the label; in each iteration, the loop adds the
+same constant to it once; and the loop ends with a branch back that compares the register with a constant. There are no
+other branches or labels in the loop, and no other branch leads into it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Node = tree.Instruction | tree.Label | Save
 
 
 class _Test(NamedTuple):
-    """The condition on which a loop continues: `counter` compares with `limit`, both of this type."""
+    """The condition for another iteration: `counter` is compared with `limit`, and both have this type."""
 
     node: tree.Instruction
     counter: tree.Operand
@@ -39,7 +39,7 @@ class _Test(NamedTuple):
 
 
 def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
-    """Return why the loop from a label to the branch back to it may not end, or None if it ends soon enough."""
+    """Return why the loop from a label to the branch back may not end, or None if it ends soon enough."""
     body = _find_body(lines, begin, end)
     test = _find_test(body, lines[end]) if body else None
     step = _find_step(body, test) if body and test else None
@@ -55,7 +55,9 @@ def find_fault(lines: list[Node], begin: int, end: int) -> str | None:
 
 
 def _find_body(lines: list[Node], begin: int, end: int) -> list[tree.Instruction] | None:
-    """Return the instructions of a loop, or None if it has inner branches or is entered anywhere but at the top."""
+    """Return the instructions of a loop, or None if it has inner branches, or can be entered anywhere but at the
+    top.
+    """
     label, inside = lines[begin], lines[begin + 1 : end]
     assert isinstance(label, tree.Label)
     if any(isinstance(node, tree.Label) for node in inside):
@@ -79,12 +81,14 @@ def _find_test(body: list[tree.Instruction], branch: Node) -> _Test | None:
         case tree.Instruction("setp", (compare, type_), (target, counter, limit, *_)) as node:
             bound = _constant(limit)
             if target == flag and compare in _HOLDS and type_ in _TYPES and bound is not None:
-                return _Test(node, counter, compare, bound, type_)  # a second result would be the opposite
+                return _Test(node, counter, compare, bound, type_)  # the second result of setp is the opposite
     return None
 
 
 def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
-    """Return the constant that each iteration adds to the counter before the test, or None if there's none."""
+    """Return the constant that's added to the counter in each iteration, before the test, or None if there isn't
+    one.
+    """
     node = _find_writer(body, test.counter)
     match node:
         case tree.Instruction("add", (type_,), (_, source, step)) if source == test.counter:
@@ -94,7 +98,7 @@ def _find_step(body: list[tree.Instruction], test: _Test) -> int | None:
 
 
 def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
-    """Return the constant that a register holds after these lines, or None unless it's the same on every path."""
+    """Return the constant that a register holds after these lines, or None if it isn't the same on every path."""
     for node in reversed(lines):
         match node:
             case tree.Label() | tree.Instruction("bra"):
@@ -107,7 +111,7 @@ def _find_start(lines: list[Node], counter: tree.Operand) -> int | None:
 
 
 def _find_writer(body: list[tree.Instruction], register: tree.Operand) -> tree.Instruction | None:
-    """Return the only instruction that writes a register, or None if there are several or it's conditional."""
+    """Return the instruction that writes a register, or None if several do or if it's conditional."""
     found = [node for node in body if str(register) in _written(node)]
     return found[0] if len(found) == 1 and not found[0].guard else None
 

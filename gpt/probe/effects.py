@@ -1,7 +1,7 @@
-"""Find out what a file's snippets do with its registers and maps, wherever they are woven.
+"""Find out how the snippets of a file use its registers and maps, wherever the snippets are woven in.
 
-A register belongs to a snippet if no other snippet uses it, and the snippet writes it before reading it. All other
-registers are shared: each thread keeps their values between snippets.
+A register belongs to a snippet if no other snippet uses it, and the snippet writes it before it reads it. All other
+registers are shared: each thread keeps their values from one snippet to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from gpt.ptx import tree
 
 
 def acts(snippet: Snippet, file: ProbeFile) -> bool:
-    """Return whether a snippet does more than set the file's registers: it saves, or has an unverified effect."""
+    """Return whether a snippet does more than set the registers of its file: whether it saves, or has an effect that
+    isn't verified.
+    """
     nodes = [line.node for line in snippet.lines]
     own = {register.name for register in file.registers} | {n.name for n in nodes if isinstance(n, tree.Label)} | {"_"}
     instructions = (node for node in nodes if isinstance(node, tree.Instruction))
@@ -25,7 +27,7 @@ def acts(snippet: Snippet, file: ProbeFile) -> bool:
 
 
 def cooperating(file: ProbeFile) -> list[list[Probe]]:
-    """Group the probes of a file that share registers."""
+    """Group the probes of a file: probes that share a register are in the same group."""
     registers = {register.name for register in file.registers}
     groups: list[tuple[set[str], list[Probe]]] = []
     for probe in file.probes:
@@ -37,7 +39,7 @@ def cooperating(file: ProbeFile) -> list[list[Probe]]:
 
 
 def find_zeros(file: ProbeFile, snippets: Iterable[Snippet]) -> set[str]:
-    """Return the registers of a file that are always 0 if only these of its snippets run."""
+    """Return the registers of a file that are always 0 if only these snippets of it run."""
     initial = {register.name: register.initial for register in file.registers if register.initial}
     zeros = {name for name, value in initial.items() if value == "0"}
     others = initial.keys() - zeros
@@ -50,7 +52,7 @@ def find_zeros(file: ProbeFile, snippets: Iterable[Snippet]) -> set[str]:
 
 
 def find_own_registers(file: ProbeFile) -> dict[tuple[str, str], set[str]]:
-    """Return the registers that belong to each snippet, by the probe's name and `before` or `after`."""
+    """Return the registers that belong to each snippet, by the name of its probe and `before` or `after`."""
     users: dict[str, set[tuple[str, str]]] = {}
     first: dict[tuple[str, str], set[str]] = {}
     for probe in file.probes:

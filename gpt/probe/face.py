@@ -1,9 +1,9 @@
-"""Faces: the PTX instruction that a probe sees at a place, whatever the program's instruction set.
+"""Faces: the PTX instructions that probes see, whatever the program's instruction set.
 
-A kernel may have hundreds of loads in a dozen shapes, which differ only in registers, offsets and labels. Loads of one
-shape share a face, in which these parts are slots: probes are matched and lowered once per face, and the slots are
-filled in for each instruction. A slot is a character outside Latin-1. Modules are Latin-1 and probe code is ASCII, so
-nothing in them can be mistaken for a slot.
+A kernel may have hundreds of loads that look alike except for their registers, offsets and labels. They share a face,
+in which these parts are slots: probes are matched and lowered once per face, and then the slots are filled in for each
+instruction. A slot is a character outside of Latin-1. Modules are Latin-1 and probe code is ASCII, so nothing in them
+can be mistaken for a slot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Template:
         self._slots = [ord(slot) - FIRST_SLOT for slot in self._parts[1::2]]
 
     def fill(self, values: Sequence[str]) -> str:
-        """Replace the slots with values, by number."""
+        """Replace the slots with these values, by number."""
         parts = self._parts.copy()
         parts[1::2] = [values[slot] for slot in self._slots]
         return "".join(parts)
@@ -36,14 +36,16 @@ class Template:
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """An instruction with slots, its helpers, and the types of slots that are registers."""
+    """An instruction with slots, its operands as helpers, and the types of the slots that stand for registers."""
 
     instruction: tree.Instruction
     bound: Bound
     types: dict[str, str | None]
 
     def iter_reads(self, snippet: Snippet) -> Iterator[tree.Operand]:
-        """Yield the operands that a snippet reads through helpers, with their values before the instruction."""
+        """Yield the operands that a snippet reads through helpers, and that must have their values from before the
+        instruction.
+        """
         bound = self.bound
         for helper in snippet.helpers & (OPERANDS - {"OUT"}):
             match helper:
@@ -59,7 +61,9 @@ class Face:
                 yield found
 
     def find_overwritten(self, snippet: Snippet) -> list[str]:
-        """Return the registers whose values before the instruction are needed by the snippet after it."""
+        """Return the registers that the instruction overwrites, although the snippet after it needs their previous
+        values.
+        """
         node = self.instruction
         if not node.operands or isinstance(node.operands[0], tree.Address):
             return []

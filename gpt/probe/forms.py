@@ -1,8 +1,9 @@
 """The instructions that a probe may use: their modifiers in order, their number of operands, and the PTX version and
-target that they need. Sources are the PTX ISA and ptxas.
+target that they need. The sources are the PTX ISA and ptxas.
 
-A line of the table has the PTX version and target that introduced the form, the operands, and the form: the opcodes,
-then the modifiers allowed at each place, in brackets if optional. A test checks every form with ptxas.
+A line of the table has the PTX version and the target that introduced a form, then its operands, and the form itself:
+the opcodes, followed by the modifiers allowed at each place, in brackets if they're optional. A test checks every form
+with ptxas.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ _TABLE = """
 """
 
 
-SPECIAL = {  # special registers that some supported PTX versions or targets lack
+SPECIAL = {  # special registers that don't exist in all supported PTX versions and targets
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), "7.8 90"),
     **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank"), "7.8 90"),
     "%aggr_smem_size": "8.1 90",
@@ -213,7 +214,7 @@ def forms() -> dict[tuple[str, int], Since]:
 
 @cache
 def counts() -> dict[str, set[int]]:
-    """Return the possible operand counts by opcode."""
+    """Return the possible numbers of operands, by opcode."""
     found: dict[str, set[int]] = {}
     for name, count in forms():
         found.setdefault(name.partition(".")[0], set()).add(count)
@@ -227,7 +228,7 @@ def words() -> set[str]:
 
 
 def needs(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, Since]]:
-    """Yield the parts of a statement that need a minimum PTX version or target, each with that minimum."""
+    """Yield the parts of a statement that need a minimum PTX version or target, each with this minimum."""
     if isinstance(node, tree.Instruction) and (since := forms().get((node.name, len(node.operands)))):
         yield f"'{node}'", since
     for name in names_of(node):
@@ -236,7 +237,9 @@ def needs(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[str, Sin
 
 
 def find_lack(snippet: Snippet, version: tuple[int, int], target: int) -> tuple[int, str] | None:
-    """Return the first line of a snippet that needs a newer PTX version or target, with the reason."""
+    """Return the first line of a snippet for which the PTX version or the target is too old, and why; None if there's
+    none.
+    """
     for line in snippet.lines:
         for what, since in needs(line.node):
             if version < since.version:
@@ -252,7 +255,7 @@ def _since(version: str, target: str) -> Since:
 
 
 def _choices(place: str) -> list[str]:
-    """Return the modifiers that the table allows at a place; "" stands for none."""
+    """Return the modifiers that the table allows at a place. An empty string stands for no modifier."""
     names = place.strip("[]").split("|")
     found = [word for name in names for word in _SETS.get(name, name).split("|")]
     return ["", *found] if place[0] == "[" else found

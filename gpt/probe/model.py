@@ -1,7 +1,7 @@
 """The model of a probe file: maps, registers, and probes with their snippets.
 
-A snippet is PTX with helpers (HELPERS) as operands, and SAVE to write a record's fields. The verifier checks these
-objects and the weaver lowers them; neither knows whether the file was TOML or Python.
+A snippet is PTX that can use helpers (HELPERS) as operands, and SAVE to write the fields of a record. The verifier
+checks these objects and the weaver lowers them. Neither knows whether the file was TOML or Python.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gpt.ptx.types import SIZES, SPECIAL
 MAX_LINES = 512  # statements per snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram", "table")
-OPS = ("min", "max", "last")  # how a total combines a field's values, if not by adding them up
+OPS = ("min", "max", "last")  # how a total combines the values of a field, other than by adding them
 LEADERS = ("active", "lane0", "all")  # the lanes that save for a warp: the lowest active one, lane 0 if active, or all
-HELPERS = {  # name: type, None for the operand's own type
+HELPERS = {  # name: type; None stands for the type of the operand
     **dict.fromkeys(("OUT", "IN1", "IN2", "IN3", "IN4")),
     "ADDR": "u64",  # the address that the instruction accesses, offset included
     "BYTES": "u32",  # bytes moved by one lane
@@ -32,7 +32,7 @@ HELPERS = {  # name: type, None for the operand's own type
     "LANEID": "u32",
     "BLOCK": "u64",  # index of the block in the grid, x first
 }
-SECTOR = 32  # the smallest write to memory that a GPU makes
+SECTOR = 32  # GPUs write to memory in units of at least this many bytes
 NO_OPS: Mapping[str, str] = {}
 COUNTS = {"BYTES", "FLOPS"}  # mostly constants, so they can be used as u64 too
 OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they need an instruction
@@ -40,8 +40,8 @@ OPERANDS = {"OUT", "IN1", "IN2", "IN3", "IN4", "ADDR", "BYTES", "FLOPS"}  # they
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record, little-endian at `offset`. `op` is what a total or table does with the values: sum or one of
-    OPS, or key for a field of a table's key.
+    """A field of a record, stored at `offset` in little-endian order. `op` is what a total or table does with the
+    values: it's sum or one of OPS, or key for a field in the key of a table.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Field:
 
 
 class Scale(NamedTuple):
-    """The bins of a histogram: `step` wide from `low` to `high`, plus one bin for everything below and one for
-    everything above. A step of 0 means one bin for 0 and one per bit length.
+    """The bins of a histogram: each is `step` wide, from `low` to `high`, and there's one more bin for everything
+    below, and one for everything above. If the step is 0, there's one bin for 0 and one for each number of bits.
     """
 
     low: int = 0
@@ -71,13 +71,14 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A buffer for records: `capacity` per thread, warp or block, or None for an append log of `budget` bytes.
+    """A buffer for records. `capacity` is the number of records per thread, warp or block; for an append log, it's
+    None, and `budget` is the size of the log in bytes.
 
-    A `histogram` counts the values of its field in the bins of its `scale`. A `table` has `capacity` slots; each sums
-    up the values saved with one key. A `total` has a single record that combines the values of all threads or, with a
-    `leader`, of one lane for all that save together. Without `counts`, it doesn't count the saves. `size` is the
-    declared size of a record in bytes. `stride` is the size of its slot: a multiple of 8, or of SECTOR without
-    `counts`, as two records would otherwise share a sector.
+    A `histogram` counts the values of its field in the bins of its `scale`. A `table` has `capacity` slots, each of
+    which adds up the values that were saved with the same key. A `total` has a single record, which combines the values
+    of all threads, or if there's a `leader`, of one lane for all that save together. Without `counts`, it doesn't count
+    how often values were saved. `size` is the declared size of a record in bytes. `stride` is the size of its slot: a
+    multiple of 8, or without `counts`, a multiple of SECTOR, so that no two records share a sector.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Map:
 
     @property
     def stride(self) -> int:
-        """The distance between records in bytes."""
+        """The distance in bytes from one record to the next."""
         if self.scale:
             return 8 * self.scale.bins(self.fields[0].size)
         return round_up(self.size, self.counts)
@@ -108,7 +109,7 @@ def round_up(size: int, counts: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register shared by the probes of a file, in each thread. `initial` is a PTX constant or None."""
+    """A register that the probes of a file share. Each thread has its own. `initial` is a PTX constant, or None."""
 
     name: str
     type: str
@@ -118,7 +119,9 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Store `values` to a record's fields from number `first` on; `last` says that this completes the record."""
+    """Stores `values` in the fields of a record, beginning with field number `first`. If `last` is set, this completes
+    the record.
+    """
 
     map: str
     values: tuple[tree.Operand, ...]
@@ -155,9 +158,9 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place to insert a probe. `kind` is kernel, opcode (with `words` to match), func, line or label.
+    """A place where a probe is inserted. `kind` is kernel, opcode (with the `words` to match), func, line or label.
 
-    `words` are globs; for a line, they are the file and the line number.
+    `words` are globs. For a line, they're the file and the line number.
     """
 
     kind: str
@@ -169,9 +172,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Code to insert at positions. With `no_pred` it runs even if the instruction's guard is false.
+    """Code to insert at some positions. With `no_pred`, it runs even where the guard of the instruction is false.
 
-    `sample` is (`block` or `warp`, N): only one in N runs the probe.
+    `sample` is (`block` or `warp`, N): the probe runs in only one of N.
     """
 
     name: str
@@ -191,9 +194,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFile:
-    """A probe file. `callback` is the program or analysis to run on the results: the path of an existing file, or else
-    the name as written, which may be an analysis. `source` is the file's text. `second` means the second generation of
-    Neutrino's format; all Python files have that.
+    """A probe file. `callback` is the program or the analysis that processes the results: the path of a file, or if
+    there's no such file, the name as written, which may be an analysis. `source` is the text of the file.
+    `second` is True for the second generation of Neutrino's format, which all Python files use.
     """
 
     path: str
@@ -215,7 +218,9 @@ class ProbeFile:
         return map_.capacity == 1 and kinds <= {"kernel"}
 
     def saves_once(self, map_: Map) -> bool:
-        """Return whether no thread can save to a map twice: its only SAVE is outside loops where the kernel ends."""
+        """Return whether no thread can save to a map twice. That's so if its only SAVE is outside of loops, where the
+        kernel ends.
+        """
         found = [
             (when, snippet)
             for probe in self.probes
@@ -237,7 +242,7 @@ class ProbeFile:
 
 
 def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Iterator[str]:
-    """Yield all names in a statement's guard and operands, such as registers and helpers, in order."""
+    """Yield the names in the guard and the operands of a statement, such as registers and helpers, in order."""
     match node:
         case tree.Instruction():
             if node.guard:
@@ -271,9 +276,9 @@ def names_of(node: tree.Instruction | tree.Label | Save | tree.Operand) -> Itera
 
 
 def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tuple[tuple[Field, ...], int]:
-    """Lay out named types one after the other, each aligned to its size; return the fields and the total bytes.
+    """Lay out fields one after the other, each aligned to its size. Return the fields and their size in bytes.
 
-    `ops` has the operations of a total's fields that aren't sums.
+    `ops` has the operations of fields that a total doesn't add up.
     """
     placed, at = [], 0
     for name, type_ in fields:
@@ -285,8 +290,9 @@ def layout(fields: list[tuple[str, str]], ops: Mapping[str, str] = NO_OPS) -> tu
 
 
 def layout_slot(fields: list[tuple[str, str]], ops: Mapping[str, str]) -> tuple[tuple[Field, ...], int]:
-    """Lay out a slot of a table: the count, the key fields with 8 bytes for each of their 32-bit words, and then the
-    other fields, each aligned to its size. Return the fields in their original order, and the total bytes.
+    """Lay out a slot of a table: the count, then the fields of the key, with 8 bytes for each of their 32-bit words,
+    and then the other fields, each aligned to its size. Return the fields in their original order, and the size of the
+    slot in bytes.
     """
     keys = [name for name, _ in fields if ops.get(name) == "key"]
     types, places, at = dict(fields), dict[str, int](), 8
@@ -301,7 +307,9 @@ def layout_slot(fields: list[tuple[str, str]], ops: Mapping[str, str]) -> tuple[
 
 
 def type_of_name(name: tree.Name, registers: dict[str, str]) -> str | None:
-    """Return the type of a register, special register or helper; None for helpers with the operand's own type."""
+    """Return the type of a register, special register or helper. For helpers that have the type of an operand, return
+    None.
+    """
     if name.name in HELPERS:
         return HELPERS[name.name]
     return registers.get(name.name) or SPECIAL.get(name.name)

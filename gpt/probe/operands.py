@@ -1,13 +1,14 @@
-"""Bind helpers to an instruction: find what OUT, IN1, ADDR, BYTES and FLOPS mean there.
+"""Bind helpers to an instruction: determine what OUT, IN1, ADDR, BYTES and FLOPS mean for it.
 
-The first operand is OUT: the instruction's result, or the memory that it writes. The second is then IN1, and so on: IN1
-of a store is the value, IN2 of `cp.async` the size. If an instruction has neither, such as a barrier, its first operand
-is IN1. OUT doesn't exist yet `before` an instruction.
+The first operand is OUT: the result of the instruction, or the memory that it writes. IN1 is then the second operand,
+and so on: IN1 of a store is the value, and IN2 of `cp.async` is the size. If an instruction has no result and writes no
+memory, such as a barrier, its first operand is IN1. OUT doesn't exist `before` an instruction.
 
-BYTES and FLOPS are one lane's share, so that their sum over the lanes is the total: `ldmatrix.x4` moves 16 bytes per
-lane, `mma.m16n8k16` does 2 * 16 * 8 * 16 / 32 operations per lane, `wgmma` spreads over 128 lanes, and `tcgen05.mma`
-belongs to one lane. A multiply-add is two operations, and so is an operation on a packed pair. A copy by tensor map
-doesn't say how much it moves, but the `mbarrier` that waits for it does, so the mbarrier has those BYTES.
+BYTES and FLOPS are the share of one lane, so that the sum over all lanes is the total: `ldmatrix.x4` moves 16 bytes per
+lane, `mma.m16n8k16` performs 2 * 16 * 8 * 16 / 32 operations per lane, `wgmma` is spread over 128 lanes, and
+`tcgen05.mma` belongs to a single lane. A multiply-add counts as two operations, and so does an operation on a packed
+pair. A copy by tensor map doesn't say how much it moves, but the `mbarrier` that waits for it does, so BYTES belong to
+the mbarrier.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, integer, types_of
 
-# Opcodes whose first operand isn't a result but a barrier's number, a target or a value to send.
+# Opcodes whose first operand isn't a result, but the number of a barrier, a target, or a value to send.
 _NO_RESULT = {
     *("bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "nanosleep", "setmaxnreg", "pmevent"),
     *("griddepcontrol", "membar", "fence", "wgmma", "tcgen05", "cp", "discard", "prefetch", "prefetchu", "st", "red"),
@@ -30,7 +31,7 @@ _RESULT = {
     *("wmma.load", "wmma.mma", "tcgen05.ld", "wgmma.mma_async", "multimem.ld_reduce", "bar.red", "barrier.red"),
     *("bar.cta.red", "barrier.cta.red", "clusterlaunchcontrol.query_cancel"),
 }
-# Asynchronous operations with a result in registers, and the instruction that waits for it. Others write memory:
+# Asynchronous operations that write registers, and the instruction that waits for each. The others write to memory:
 # cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, tcgen05.mma, .cp and .st,
 # clusterlaunchcontrol.try_cancel.
 _PENDING = {"wgmma.mma_async": "wgmma.wait_group", "tcgen05.ld": "tcgen05.wait::ld"}
@@ -58,9 +59,9 @@ _TYPED = {  # instructions whose operands have the types that types_of returns
     *("ldu", "suld", "sust"),
 }
 _WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # only these take registers wider than their type (tested)
-_ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # they don't write their memory
-_GOES = {"bra": 0, "call": 0, "brx": 1}  # jumps: the number of operands with values
-_FIXED = {  # results whose type isn't in the opcode
+_ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # these don't write to their memory
+_GOES = {"bra": 0, "call": 0, "brx": 1}  # jumps, with the number of operands that have values
+_FIXED = {  # results whose type isn't part of the opcode
     **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
     **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
 }
@@ -81,7 +82,9 @@ _SCALAR = {
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """FLOPS from an instruction descriptor: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22 * 8."""
+    """FLOPS that depend on an instruction descriptor: 2 * M * N * k, with M = bits 24-28 * 16 and N = bits 17-22
+    * 8.
+    """
 
     register: tree.Operand
     k: int
@@ -89,8 +92,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """BYTES of a `cp.async` that pads with zeros. `read` is the number of bytes it reads, or a predicate: if true, it
-    reads none of its `size`.
+    """The BYTES of a `cp.async` that pads with zeros. `read` is the number of bytes that it reads, or a predicate; if
+    that's true, it reads none of the `size` bytes.
     """
 
     size: int | tree.Operand
@@ -98,28 +101,34 @@ class Partial:
 
 
 class LowBits(NamedTuple):
-    """The low `bits` of a register, which the instruction's type sign-extends or zero-extends."""
+    """The low `bits` of a register, which are extended with the sign or with zeros, depending on the type of the
+    instruction.
+    """
 
     bits: int
     signed: bool
 
     @property
     def kind(self) -> str:
-        """The first letter of an integer type that extends this way."""
+        """The first letter of the integer types that are extended in this way."""
         return "s" if self.signed else "u"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An instruction's operands as helpers; None where the instruction doesn't have one.
+    """The operands of an instruction, as helpers. A helper is None if the instruction doesn't have it.
 
-    `widths` are the widths of `ins` in bits, where the opcode gives them; `types` are their types, or the types of a
-    vector's elements. `bits` is the width of `out`, per element. With `wider`, a register may have more bits, of which
-    the low ones count. `type` is the type of the value moved or computed (`u32`, `f16x2`, ..). `address` is the operand
-    in brackets, which may have an offset, and `space` its state space: generic, or as written. `bytes` is a number, the
-    operand that holds it, or a Partial for a copy that may read less; `flops` is a number or the descriptor that holds
-    it. The result of an asynchronous operation isn't `out`, because it only exists after the instruction named by
-    `pending`.
+    - `types` are the types of `ins`, or for vectors, the types of their elements. `widths` are the widths of `ins` in
+      bits, where the opcode determines them.
+    - `bits` is the width of `out`, per element. If `wider`, registers may have more bits, of which only the low ones
+      count.
+    - `type` is the type of the value that's moved or computed (`u32`, `f16x2`, ..).
+    - `address` is the operand in brackets, which may include an offset. `space` is its state space as written, or
+      generic.
+    - `bytes` is a number, the operand that holds it, or a Partial for a copy that may read less. `flops` is a number,
+      or the descriptor that contains it.
+    - `pending` is the instruction after which the result of an asynchronous operation exists. Such a result isn't
+      `out`.
     """
 
     out: tree.Operand | None
@@ -136,7 +145,7 @@ class Bound:
     pending: str = ""
 
     def operand(self, helper: str, part: str = "") -> tree.Operand | None:
-        """Return the operand for OUT or IN1 to IN4; with `part`, the element `.x`, `.y`, `.z` or `.w` of a vector."""
+        """Return the operand for OUT or IN1 to IN4. `part` selects the element `.x`, `.y`, `.z` or `.w` of a vector."""
         number = int(helper[2:]) - 1 if helper != "OUT" else 0
         found = self.out if helper == "OUT" else self.ins[number] if number < len(self.ins) else None
         if not part:
@@ -147,8 +156,8 @@ class Bound:
         return items[PARTS.index(part)] if PARTS.index(part) < len(items) else None
 
     def width(self, helper: str, part: str = "") -> int | None:
-        """Return the width of that operand in bits (of all elements for a whole vector), or None if the opcode doesn't
-        say.
+        """Return the width of this operand in bits, or None if the opcode doesn't determine it. For a whole vector,
+        it's the width of all elements together.
         """
         whole = self.operand(helper)
         count = len(whole.items) if isinstance(whole, tree.Vector) else 1
@@ -159,7 +168,7 @@ class Bound:
         return bits and bits // (count if part else 1)
 
     def low(self, helper: str) -> LowBits | None:
-        """Return the low bits of OUT or IN1 to IN4 that the instruction uses, or None if it uses all of them."""
+        """Return which low bits of OUT or IN1 to IN4 the instruction uses. None means that it uses all of them."""
         if helper == "OUT":
             return LowBits(self.bits, (self.type or "").startswith("s")) if self.wider and self.bits else None
         number = int(helper[2:]) - 1
@@ -181,13 +190,13 @@ class Bound:
 
 
 def bind(instruction: tree.Instruction) -> Bound:
-    """Bind the helpers to an instruction's operands."""
+    """Bind the helpers to the operands of an instruction."""
     opcode = instruction.opcode
     pending = _PENDING.get(_family(instruction), "")
     result, ins = _result_and_ins(instruction)
     out = None if pending else result
     types = _types(instruction, len(ins))
-    is_whole = opcode == "mov"  # its type covers all elements together
+    is_whole = opcode == "mov"  # its type refers to all elements together
     type_, bits = _type(instruction)
     address, space = _address(instruction)
     return Bound(
@@ -207,13 +216,13 @@ def bind(instruction: tree.Instruction) -> Bound:
 
 
 def _family(instruction: tree.Instruction) -> str:
-    """Return the opcode with the word that distinguishes its variants: `wgmma.wait_group`, `bar.cta.red`."""
+    """Return the opcode, with the modifier that distinguishes its variants: `wgmma.wait_group`, `bar.cta.red`."""
     words = [modifier[1:] for modifier in instruction.modifiers]
     return ".".join([instruction.opcode, *words[: 2 if words[:1] == ["cta"] else 1]])
 
 
 def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None, tuple[tree.Operand, ...]]:
-    """Return the result (None if it's missing or `_`) and the operands that are read."""
+    """Return the result (None if there's none or it's `_`), and the operands that are read."""
     opcode, operands = instruction.opcode, tuple(map(_element, instruction.operands))
     first = operands[0] if operands else None
     is_memory = isinstance(first, tree.Address)
@@ -232,7 +241,7 @@ def _result_and_ins(instruction: tree.Instruction) -> tuple[tree.Operand | None,
 
 
 def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
-    """Return the types of the last `count` operands, None where the opcode doesn't say."""
+    """Return the types of the last `count` operands. A type is None if the opcode doesn't determine it."""
     if instruction.opcode not in _TYPED:
         return (None,) * count
     types = types_of(instruction)
@@ -240,7 +249,7 @@ def _types(instruction: tree.Instruction, count: int) -> tuple[str | None, ...]:
 
 
 def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits: int | None) -> int | None:
-    """Return the width of a register of the result, given the width of its type in bits."""
+    """Return the width of a register in the result. `bits` is the width of its type."""
     if opcode in _FRAGMENTS:
         return 64 if type_ == "f64" else 32
     if opcode == "mov" and bits and isinstance(out, tree.Vector):
@@ -249,13 +258,13 @@ def _element_bits(opcode: str, out: tree.Operand | None, type_: str | None, bits
 
 
 def _element(operand: tree.Operand) -> tree.Operand:
-    """Return the element of a one-element vector, which Triton writes in loads and stores."""
+    """If the operand is a vector with one element, as Triton writes in loads and stores, return that element."""
     return operand.items[0] if isinstance(operand, tree.Vector) and len(operand.items) == 1 else operand
 
 
 def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
-    """Return the width of an operand in bits: 64 for an address, the sum for a vector, None for a constant, which fits
-    any width. The type belongs to the `whole` vector or to each element.
+    """Return the width of an operand in bits: 64 for an address, the sum for a vector, and None for a constant, which
+    fits any width. The type belongs to the `whole` vector, or to each element.
     """
     match operand:
         case tree.Address():
@@ -268,7 +277,9 @@ def _width(operand: tree.Operand, type_: str | None, whole: bool) -> int | None:
 
 
 def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
-    """Return the value's type: the opcode's last type, or its first for conversions, comparisons and matrices."""
+    """Return the type of the value. It's the last type in the opcode, or for conversions, comparisons and matrices, the
+    first.
+    """
     if fixed := _FIXED.get(instruction.opcode):
         return fixed
     if instruction.name.startswith("cvt.pack."):
@@ -286,7 +297,9 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
 
 
 def _address(instruction: tree.Instruction) -> tuple[tree.Address | None, str | None]:
-    """Return the address (the global one for a copy) and its space, generic if the opcode names none."""
+    """Return the address (for a copy, the global one) and its state space, which is generic unless the opcode names
+    one.
+    """
     found = [operand for operand in instruction.operands if isinstance(operand, tree.Address)]
     if not found or instruction.opcode in ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "tensormap"):
         return None, None
@@ -303,7 +316,7 @@ def _bytes(instruction: tree.Instruction, name: str, bits: int | None) -> int | 
     words, operands = instruction.modifiers, instruction.operands
     match instruction.opcode:
         case "cp" | "multimem" if ".tensor" in words or ".wait_group" in words:
-            return None  # only the tensor map knows how much
+            return None  # the size is only in the tensor map
         case "cp" | "multimem" | "st" if ".bulk" in words or ".reduce" in words:
             return next((_number(o) for o in operands if not isinstance(o, tree.Address)), None)
         case "cp" if words[:1] == (".async",) and len(operands) > 2:

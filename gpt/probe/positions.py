@@ -1,12 +1,13 @@
 """Parse positions, and match them against instructions. gpt/probe/plan/function.py finds where they are in a function.
 
-A position is `kernel`, an opcode with modifiers, `func:NAME`, `line:FILE:N` or `label:NAME`; several are joined by `:`.
-An opcode position matches if its first word is the instruction's opcode and every other word is among the modifiers, in
-any order: `ld.global` matches `ld.volatile.global.v4.u32`. Names and words may be globs.
+A position is `kernel`, an opcode with modifiers, `func:NAME`, `line:FILE:N` or `label:NAME`. Several positions are
+joined by `:`. An opcode position matches an instruction if its first word is the opcode, and every other word is one of
+the modifiers, in any order: `ld.global` matches `ld.volatile.global.v4.u32`. Names and words may be globs.
 
-There are three special cases. A load without a state space is generic, and matches only the word `generic`. `cp.async`
-matches only plain copies: bulk copies and the waits of its family must be named in full, and so must `bar.warp.sync`,
-which isn't a block barrier. A modifier with `::` also matches the part before it: `shared` matches `shared::cta`.
+There are three special cases. A load without a state space is generic, and only the word `generic` matches its space.
+`cp.async` matches only plain copies: bulk copies, and the instructions that wait for copies, must be named in full, and
+so must `bar.warp.sync`, which isn't a barrier for the block. A modifier with `::` also matches the part before it:
+`shared` matches `shared::cta`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _WORD = re.compile(r"[\w*?\[\]!$-]+(?:::[\w*?\[\]!$-]+)*", re.ASCII)
 _LINE = re.compile(r"[0-9]{1,9}")
 _ARGUMENTS = {"func": 1, "label": 1, "line": 2}
 RESERVED = {"kernel", *_ARGUMENTS}  # these aren't opcodes
-_SPACED = {"ld", "st", "atom", "red", "prefetch"}  # may name a state space; generic without one
+_SPACED = {"ld", "st", "atom", "red", "prefetch"}  # opcodes that may name a state space; without one, they're generic
 _SPACES = ("global", "shared", "local", "const", "param")
-_OTHERS = {  # modifiers that turn an opcode into another instruction: positions must name them
+_OTHERS = {  # modifiers that make an opcode a different instruction, so positions must name them
     "cp": {"bulk", "commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"},
     "bar": {"warp"},
 }

@@ -1,4 +1,6 @@
-"""Find how a log stores the fields of its records (gpt/stream/rooms.py), from what the probes save in them."""
+"""Determine how a log stores the fields of its records (gpt/stream/rooms.py), from the values that probes save in
+them.
+"""
 
 from __future__ import annotations
 

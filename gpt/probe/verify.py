@@ -1,13 +1,14 @@
 """Prove that a probe is harmless, or reject it with its file and line.
 
 Only listed instructions are allowed. A snippet computes: arithmetic, logic, comparisons and conversions on registers
-declared in its file, special registers, constants and helpers. It reads the program's values only through helpers, and
-never writes them. Its only output is SAVE, which the weaver keeps within the map's bounds. It can't access memory,
-shuffle, vote, call, exit or wait at a barrier. It branches forward to one of its own labels, or back in a loop with a
-static bound (bounds.py).
+that its file declares, special registers, constants and helpers. It reads values of the program only through helpers,
+and never writes them. Its only output is SAVE, which the weaver keeps within the bounds of the map. It can't access
+memory, shuffle, vote, call, exit, or wait at a barrier. It can branch forward to one of its own labels, and back in a
+loop whose number of iterations is limited (bounds.py).
 
-Two instructions that look harmless are rejected. The carry flag (`add.cc`, `addc`) belongs to the program, which may be
-in the middle of a sum. `bra.uni` promises that all lanes agree, which a probe can't know.
+Two kinds of instructions look harmless, but are rejected. `add.cc` and `addc` use the carry flag, which belongs to the
+program, and the program may be in the middle of a sum. `bra.uni` promises that all lanes agree, which a probe can't
+know.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def verify(file: ProbeFile) -> None:
 
 
 def find_misfit(probe: Probe, bound: Bound) -> str | None:
-    """Return why a probe can't run at an instruction that its position matched (which helper is missing), or None."""
+    """Return why a probe can't run at an instruction that its position matched: the name of the missing helper. None if
+    it can.
+    """
     for _, snippet in probe.snippets:
         for helper in sorted(snippet.helpers):
             if not bound.has(helper):
@@ -78,7 +81,7 @@ def find_misfit(probe: Probe, bound: Bound) -> str | None:
 
 
 def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Operand, str | None]]:
-    """Yield an operand's registers and their types: two results, or the elements of a vector."""
+    """Yield the registers in an operand, with their types: two results, or the elements of a vector."""
     match operand:
         case tree.Expression(operands, operators) if set(operators) == {"|"} and wanted == "pred":
             return [(part, wanted) for part in operands]
@@ -88,13 +91,13 @@ def parts_of(operand: tree.Operand, wanted: str | None) -> list[tuple[tree.Opera
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> Iterator[tuple[tree.Name, str, bool]]:
-    """Yield OUT and IN1 to IN4 with the type that each must have, and whether a narrower type is accepted, as for a
-    field of a record.
+    """Yield the helpers OUT and IN1 to IN4 that a statement uses, with the type that each must have, and whether a
+    narrower type is accepted, as for a field of a record.
     """
     match node:
         case tree.Instruction():
             pairs = list(zip(node.operands, types_of(node), strict=True))
-            if node.opcode == "cvt":  # takes integers of any size
+            if node.opcode == "cvt":  # it converts integers of any size
                 pairs = [pair for pair in pairs if (pair[1] or "")[:1] == "f"]
         case Save():
             pairs = list(zip(node.values, node.types, strict=False))
@@ -135,7 +138,7 @@ class _Check:
             elif isinstance(line.node, tree.Instruction):
                 self.guard(line.node.guard)
                 self.instruction(line.node)
-        for number, line in enumerate(lines):  # by now, each line is known to be well-formed
+        for number, line in enumerate(lines):  # here, each line is known to be well-formed
             if isinstance(line.node, tree.Instruction) and line.node.opcode == "bra":
                 self.line = line.line
                 self.branch(line.node, number)
@@ -165,13 +168,13 @@ class _Check:
             self.form(node, place)
             for part, type_ in parts:
                 if part == tree.Name("_") and place == 0 and len(parts) > 1:
-                    continue  # one of two results is discarded
+                    continue  # one of the two results is discarded
                 if place == 0:
                     self.written(part)
                 self.read(part, type_, "" if strict else node.opcode)
 
     def form(self, node: tree.Instruction, place: int) -> None:
-        """Reject an operand that breaks a rule of its opcode rather than of its type."""
+        """Raise an error for an operand that breaks a rule of its opcode, as opposed to a rule of its type."""
         operand, packed = node.operands[place], is_packed(node, place)
         match operand:
             case tree.Vector(items):
@@ -201,7 +204,7 @@ class _Check:
             raise self.refuse(UNDECLARED.format(operand))
 
     def read(self, operand: tree.Operand, wanted: str | None, opcode: str = "SAVE") -> None:
-        """Reject an operand that the probe may not read, or that has the wrong type."""
+        """Raise an error for an operand that the probe may not read, or that has the wrong type."""
         if tree.is_constant(operand):
             if fault := constants.find_fault(operand, wanted):
                 raise self.refuse(fault)

@@ -10,7 +10,7 @@ from gpt.ptx.types import integer
 
 
 def read_attributes(head: tree.FunctionNode | tree.Prototype) -> dict[str, list[int]]:
-    """Return a function's attributes with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
+    """Return the attributes of a function with their numbers: `{".reqntid": [128, 1, 1]}`. Raises MalformedError."""
     return {
         one.word: [_number(one, value) for value in one.values]
         for one in head.attributes
@@ -19,7 +19,9 @@ def read_attributes(head: tree.FunctionNode | tree.Prototype) -> dict[str, list[
 
 
 def cluster_of(module: Module, kernel: Item) -> list[int] | None:
-    """Return a cluster's size in blocks (x, y, z) if this kernel's grid counts clusters, or None if it doesn't."""
+    """Return the size of a cluster in blocks (x, y, z) if the grid of this kernel counts clusters, or None if it counts
+    blocks.
+    """
     if ".blocksareclusters" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return None
     found = read_attributes(parse_function(module, kernel))
@@ -27,7 +29,9 @@ def cluster_of(module: Module, kernel: Item) -> list[int] | None:
 
 
 def block_of(module: Module, kernel: Item) -> dict[str, int]:
-    """Return the special registers that `.reqntid` fixes: `%ntid.x` to z, and `%tid.y` as 0 if y has an extent of 1."""
+    """Return the special registers that `.reqntid` makes constant: `%ntid.x` to z, and `%tid.y` if it's 0 because y has
+    an extent of 1.
+    """
     if ".reqntid" not in module.skeleton[kernel.start : kernel.body or kernel.end]:
         return {}
     found = read_attributes(parse_function(module, kernel)).get(".reqntid", [])

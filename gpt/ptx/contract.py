@@ -1,25 +1,25 @@
 """Find the products and sums that ptxas fuses.
 
-PTX allows ptxas to contract a `mul` and an `add` or `sub` without rounding modifiers to one fma, which rounds once
+PTX allows ptxas to contract a `mul` and an `add` or `sub` without rounding modifiers to an fma, which rounds once
 instead of twice. nvcc and NVRTC leave such pairs to ptxas: `a * b - c` becomes a `mul.f32` and a `sub.f32`. ptxas fuses
 a pair only if no branch separates its instructions, so inserting a branch between them changes the last bit of the
-result. Where the weaver inserts something, it therefore writes the pairs as fma itself. The simulated device, which
-rounds each instruction as written, writes all pairs as fma.
+result. Where the weaver inserts something, it therefore writes the pairs as fma itself. The simulated device rounds
+every instruction as written, so it writes all pairs as fma.
 
-The rules of ptxas 13.0 for sm_90 (tests/ptx/test_contract.py compares random kernels):
+ptxas 13.0 follows these rules for sm_90 (tests/ptx/test_contract.py compares random kernels):
 
 - A product is fused if everything that reads it is an `add` or `sub` of its type in the same stretch, with the same
-  `.ftz`. A sum may be guarded and may saturate, a product neither. A sum of a product and itself isn't fused. Copies
-  by `mov` and `neg` count as the product.
-- Of two products that are added, the one is fused that fewer instructions read, or the first one. The other one is then
-  read by an fma, and isn't fused anywhere from then on.
-- Sums are fused in the order of the text; of f32 and f64, those with a product that's read once come first.
-- A stretch ends at a label that something branches to, at a branch, exit, call, trap, `membar` or `fence`, at a
-  division, square root or reciprocal with rounding, which have branches inside, and at a guarded instruction that's
-  more than arithmetic, as ptxas branches around it.
+  `.ftz`. A sum may have a guard and may saturate, but a product may not. A sum of a product and itself isn't fused.
+  Copies by `mov` and `neg` count as the product.
+- If two products are added, the one with fewer readers is fused, or else the first one. The other is then read by an
+  fma, and isn't fused anywhere after that.
+- Sums are fused in the order of the text. For f32 and f64, sums with a product that's read only once come first.
+- A stretch ends at a label that's the target of a branch; at a branch, exit, call, trap, `membar` or `fence`; at a
+  division, square root or reciprocal with rounding, because these contain branches; and at an instruction with a guard
+  that's more than arithmetic, because ptxas branches around it.
 
-Not covered: registers declared in inner scopes, sums of two equal products whose factors are copies, and pairs that
-only come together when ptxas inlines a function or unrolls a loop.
+Not covered are registers declared in inner scopes, sums of two equal products whose factors are copies, and pairs that
+come together only when ptxas inlines a function or unrolls a loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIZES = {"f32": 32, "f64": 64, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32
 
 
 class Edit(NamedTuple):
-    """A piece of a function's text to replace; it's empty for an insertion."""
+    """A piece of a function's text to replace. For an insertion, it's empty."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ class _Product(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """A product that is an operand of a sum."""
+    """A product that's an operand of a sum."""
 
     product: _Product
     is_negative: bool
@@ -69,7 +69,7 @@ class _Sum(NamedTuple):
 
 
 def contracted(module: Module) -> Module:
-    """Return the module with all pairs written as fma; line numbers don't change."""
+    """Return the module with all pairs written as fma. The line numbers don't change."""
     prefix = next(p for n in itertools.count() if (p := f"fused{n}_") not in module.text)
     edits = [edit for item in module.functions for edit in find_edits(module, item, module.statements(item), prefix)]
     parts, at = [], 0
@@ -88,7 +88,7 @@ def find_edits(
     prefix: str,
     wanted: Callable[[int, int], bool] = lambda start, end: True,
 ) -> Iterator[Edit]:
-    """Yield the edits that write a function's pairs as fma, in stretches whose start and end are `wanted`."""
+    """Yield the edits that write the pairs of a function as fma, in stretches whose start and end are `wanted`."""
     hidden = inner_names(module, statements)
     stretches = list(stretches_of(module, statements))
     flow: Flow | None = None
@@ -119,7 +119,7 @@ def _edits(
     type_, is_flushed = product.kind
     declared, factors = f".reg .{_REGISTER[type_]} {prefix}", list(product.factors)
     for number, (factor, written) in enumerate(zip(factors, product.written, strict=True)):
-        # A factor is overwritten before the sum: keep the product.
+        # A factor is overwritten before the sum, so keep the product.
         if flow.find_writer(factor, first, sum_.number) != written:
             factors[number] = f"{prefix}{number}"
             yield Edit(item.body + 1, item.body + 1, f" {declared}{number};")
@@ -146,20 +146,20 @@ def _edits(
 
 
 def _move(type_: str) -> str:
-    """Return the type with which mov copies such a register."""
+    """Return the type that mov uses to copy such a register."""
     return {"f16": "b16", "bf16": "b16"}.get(type_, _REGISTER[type_])
 
 
 # Pairs
 
-# For each product, the sums that read it, each with the number of the operand; None stands for any other use.
+# For each product, the sums that read it, each with the number of the operand. None stands for any other use.
 _Uses = dict[int, list["tuple[int, int] | None"]]
 
 
 def _read(
     module: Module, statements: Sequence[Statement], stretch: list[int], flow: Flow, is_hidden: Callable[[str], bool]
 ) -> tuple[list[_Sum], _Uses]:
-    """Return the sums of a stretch with their products, and the readers of each product."""
+    """Return the sums in a stretch with their products, and the readers of each product."""
     first, last = stretch[0], stretch[-1]
     products: dict[int, _Product] = {}
     for number in stretch:
@@ -177,7 +177,7 @@ def _read(
     for number, product in products.items():
         (name,) = flow.access(number).written
         found, todo = uses[number], [(name, number, False)]
-        while todo:  # the product's own name, and the names it's copied to
+        while todo:  # the name of the product, and the names to which it's copied
             name, start, is_negative = todo.pop()
             for reader in flow.mentions(name, start + 1, last + 1):
                 access = flow.access(reader)
@@ -191,7 +191,7 @@ def _read(
                         terms.setdefault(reader, [None, None])[places[0]] = _Term(product, is_negative)
                     else:
                         found.append(None)
-                if name in access.written:  # a different value from here on
+                if name in access.written:  # from here on, the name has a different value
                     found += [None] * access.is_guarded
                     break
             else:
@@ -219,7 +219,7 @@ def _is_same(left: _Product, right: _Product) -> bool:
 
 
 def _copy(statement: Statement, product: _Product) -> str:
-    """Return `mov` or `neg` if an instruction only copies or negates a product, or else an empty string."""
+    """If an instruction only copies or negates a product, return `mov` or `neg`. Otherwise, return an empty string."""
     type_, is_flushed = product.kind
     if statement.guard:
         return ""
@@ -229,8 +229,8 @@ def _copy(statement: Statement, product: _Product) -> str:
 
 
 def _places(module: Module, statement: Statement, name: str, product: _Product) -> list[int]:
-    """If an instruction is a sum that may be fused with the product, return the numbers of the operands that name it;
-    otherwise none.
+    """If an instruction is a sum that may be fused with the product, return the numbers of the operands that name the
+    product. Otherwise, return nothing.
     """
     found = _SUM.fullmatch(statement.head)
     if not found or (found[4], bool(found[2])) != product.kind:
@@ -240,11 +240,11 @@ def _places(module: Module, statement: Statement, name: str, product: _Product) 
 
 
 def _fuse(sums: list[_Sum], uses: _Uses) -> Iterator[tuple[_Sum, int]]:
-    """Yield each fused sum with the number of the operand that it's fused with."""
+    """Yield each sum that's fused, with the number of the operand with which it's fused."""
     fused: dict[int, int] = {}
 
     def count(sum_: _Sum, place: int, only_once: bool) -> int:
-        """Count the instructions that read the product; 0 if it can't be fused now."""
+        """Return how many instructions read the product, or 0 if it can't be fused now."""
         term = sum_.terms[place]
         if term is None or (only_once and term.product.kind[0] not in ("f32", "f64")):
             return 0

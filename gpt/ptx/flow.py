@@ -1,4 +1,6 @@
-"""Find the stretches of a PTX function that ptxas compiles as one, and the writers and readers of its registers."""
+"""Find the stretches of a PTX function that ptxas compiles without a branch, and which statements write and read
+registers.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from gpt.ptx.quick import parse_instruction
 from gpt.ptx.scan import Module, Statement
 
 WORD = re.compile(r"[\w$%]+")
-MOST_STEPS = 1_000_000  # between jumps, for all searches in a function
+MOST_STEPS = 1_000_000  # between jumps, for all searches in a function together
 _OPCODE = re.compile(r"(?:bra|brx|ret|exit|trap)\b")
-# Instructions whose first operand isn't a result, and instructions that read and write their accumulator.
+# Instructions whose first operand isn't a result, and instructions that both read and write their accumulator.
 _NO_RESULT = {"bra", "brx", "bar", "barrier", "call", "nanosleep", "setmaxnreg", "pmevent"}
 _BOTH = {"wgmma", "tcgen05"}
 _DECLARED = re.compile(r"([\w$%]+)(<)?")
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "pmevent", "call", "membar", "fence"}
 _SLOW = re.compile(r"(?:div|sqrt|rcp)\.r[nzmp]\b|(?:div|rem)\.[su]64$")
-# Guarded instructions that ptxas branches around; it predicates the others.
+# Instructions that ptxas branches around if they have a guard. It predicates all others.
 _BRANCHED = {
     *("ld", "ldu", "st", "atom", "red", "bar", "barrier", "shfl", "vote", "match", "redux", "cp", "tex"),
     *("suld", "sust", "prefetch", "multimem", "mbarrier", "wmma", "mma", "ldmatrix", "stmatrix", "nanosleep"),
@@ -36,7 +38,7 @@ class Access(NamedTuple):
 
 
 class Flow:
-    """The statements that write and read each register."""
+    """Finds the statements that write and read each register."""
 
     def __init__(self, module: Module, statements: Sequence[Statement]) -> None:
         self._module, self._statements = module, statements
@@ -53,12 +55,12 @@ class Flow:
         self._labels = {s.head: number for number, s in enumerate(statements) if s.kind == "label"}
 
     def mentions(self, name: str, first: int = 0, end: int | None = None) -> Sequence[int]:
-        """Return the instructions from `first` up to `end` that mention this name, in order."""
+        """Return the instructions from `first` up to `end` that contain this name, in order."""
         found = self._mentions.get(name, [])
         return found[bisect_left(found, first) : None if end is None else bisect_left(found, end)]
 
     def access(self, number: int) -> Access:
-        """Return what an instruction writes and reads."""
+        """Return the registers that an instruction writes and reads."""
         found = self._known.get(number)
         if found is None:
             node = parse_instruction(self._module.source(self._statements[number]))
@@ -74,7 +76,7 @@ class Flow:
         return found
 
     def find_writer(self, name: str, first: int, end: int) -> int | None:
-        """Return the last instruction from `first` up to `end` that writes a name."""
+        """Return the last instruction from `first` up to `end` that writes a name, or None."""
         found = self._mentions.get(name, [])
         at = bisect_left(found, end)
         while at and found[at - 1] >= first:
@@ -84,11 +86,11 @@ class Flow:
         return None
 
     def is_read_after(self, name: str, first: int, last: int) -> bool:
-        """Return whether some path from the end of a stretch reads a register before writing it. If the search takes
-        too long, assume that one does.
+        """Return whether there's a path from the end of a stretch on which a register is read before it's written. If
+        the search takes too long, assume that there is.
         """
         mentions = self._mentions.get(name, [])
-        if not mentions:  # not a single word, as in malformed text
+        if not mentions:  # not a single word; happens with malformed text
             return True
         begin = self.access(mentions[0])
         is_local = first <= mentions[0] and mentions[-1] <= last
@@ -120,7 +122,7 @@ class Flow:
         return False
 
     def _follow(self, number: int, todo: list[int]) -> bool:
-        """Add the targets of a jump to `todo`; return whether control can also continue after it."""
+        """Add the targets of a jump to `todo`. Return whether execution can also continue after it."""
         statement = self._statements[number]
         opcode = statement.head.partition(".")[0]
         if opcode == "brx":
@@ -132,7 +134,7 @@ class Flow:
 
 
 def _next(numbers: Sequence[int], at: int, end: int) -> int:
-    """Return the first number from `at` on, or `end`."""
+    """Return the first number that's at least `at`, or `end`."""
     place = bisect_left(numbers, at)
     return numbers[place] if place < len(numbers) else end
 
@@ -153,7 +155,7 @@ def names_in(operand: tree.Operand) -> Iterator[str]:
 
 
 def inner_names(module: Module, statements: Sequence[Statement]) -> Callable[[str], bool]:
-    """Return a function that tells whether an inner scope declares a register of this name."""
+    """Return a function that says whether an inner scope declares a register with this name."""
     depth = 0
     plain: set[str] = set()
     counted: set[str] = set()
@@ -166,7 +168,7 @@ def inner_names(module: Module, statements: Sequence[Statement]) -> Callable[[st
 
 
 def stretches_of(module: Module, statements: Sequence[Statement]) -> Iterator[list[int]]:
-    """Yield the numbers of the instructions of each stretch without branches."""
+    """Yield the numbers of the instructions in each stretch without branches."""
     targets = _targets(module, statements)
     stretch: list[int] = []
     for number, statement in enumerate(statements):
@@ -185,7 +187,7 @@ def stretches_of(module: Module, statements: Sequence[Statement]) -> Iterator[li
 
 
 def _targets(module: Module, statements: Sequence[Statement]) -> set[str]:
-    """Return all labels named by branches or by lists of targets."""
+    """Return all labels that are named by branches or lists of targets."""
     return {
         word
         for statement in statements

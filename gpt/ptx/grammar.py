@@ -21,7 +21,7 @@ from gpt.ptx.tokens import TOKEN
 MAX_NESTING = 64  # brackets of any kind; code that walks the tree may recurse
 _UNARY = ("-", "+", "!", "~")
 _BINARY = ("<<", ">>", "<=", ">=", "==", "!=", "&&", "||", *"-+*/%<>&|^?:")
-_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, where the text isn't a terminal itself
+_MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, if the text isn't a terminal itself
     "OPCODE": ["OPCODE", "NAME"],
     "DECIMAL": ["WORD", "FRACTION"],
     "MARK": [],
@@ -29,7 +29,7 @@ _MEANT = {kind: [kind] for kind in TOKEN.groupindex} | {  # terminals by kind, w
 
 
 class Piece(NamedTuple):
-    """The parser's input: a module between two offsets."""
+    """The input of the parser: a module between two offsets."""
 
     module: Module
     start: int
@@ -37,11 +37,11 @@ class Piece(NamedTuple):
 
 
 class PtxLexer(Lexer):
-    """Yields the scanner's tokens of a Piece, typed for the grammar. If text can be several terminals, the first one
-    that the grammar accepts there is used. Raises MalformedError.
+    """Yields the scanner's tokens for a Piece, with types for the grammar. If the text can be several terminals, it's
+    the first that the grammar accepts at that point. Raises MalformedError.
     """
 
-    __future_interface__ = 2  # lex gets the parser's state
+    __future_interface__ = 2  # lex gets the state of the parser
 
     def __init__(self, conf: LexerConf) -> None:
         terminals: defaultdict[str, list[str]] = defaultdict(list)  # names by text
@@ -103,7 +103,7 @@ def _row(*nodes: Any) -> tuple[Any, ...]:
     return nodes
 
 
-RULES: dict[str, Callable[..., Any]] = {  # rule: function from its children (tokens are strings) to its node
+RULES: dict[str, Callable[..., Any]] = {  # rule -> function that makes its node from its children (tokens are strings)
     "module": lambda *items: tree.ModuleNode(items),
     "head": _directive,
     "section": lambda name, *lines: tree.SectionNode(name, lines),

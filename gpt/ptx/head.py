@@ -1,7 +1,7 @@
 """Read the head of a module as strictly as ptxas does: `.version`, `.target`, `.address_size`, in this order.
 
-The table has the PTX version that introduced each target. It's what ptxas 13.0 and 13.5 accept; the PTX manual leaves
-some out (sm_82). `compute_90` means `sm_90`; in a list of targets the last one counts.
+The table says which PTX version introduced each target. It has what ptxas 13.0 and 13.5 accept; the PTX manual omits
+some targets (sm_82). `compute_90` means `sm_90`. In a list of targets, the last one counts.
 """
 
 from __future__ import annotations
@@ -77,22 +77,22 @@ _ORDER = ("version", "target", "address_size")
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a module: 8.5 as (8, 5), sm_90a as 90 and `a`."""
+    """The head of a module: 8.5 is (8, 5), and sm_90a is 90 and `a`."""
 
     version: tuple[int, int]
     target: int
     suffix: str
     address_size: int = 64
-    texmode_independent: bool = False  # samplers are separate variables
+    texmode_independent: bool = False  # True if samplers are separate variables
 
     @property
     def is_newer(self) -> bool:
-        """Return True if the version is newer than any we know, in which case the target wasn't checked."""
+        """Return True if the version is newer than all that we know, in which case the target wasn't checked."""
         return self.version > NEWEST
 
 
 def read_head(module: Module) -> Head:
-    """Read the head of a module. Raises MalformedError, with line and column, where ptxas rejects it too."""
+    """Read the head of a module. Raises MalformedError, with line and column, for everything that ptxas rejects."""
     items = module.items
     if not items or items[0].kind != "version":
         raise module.fault(items[0].start if items else len(module.text), "no .version at the beginning")
@@ -120,7 +120,9 @@ def _read_version(module: Module, item: Item) -> tuple[int, int]:
 
 
 def _read_target(module: Module, items: list[Item], version: tuple[int, int]) -> tuple[int, str]:
-    """Return the number and suffix of the last architecture named, as there may be several, and several directives."""
+    """Return the number and the suffix of the last architecture, because there may be several, even in several
+    directives.
+    """
     words = [(item, word.strip()) for item in items for word in _text(module, item)[len(".target") :].split(",")]
     architectures = [found for _, word in words if (found := _TARGET.fullmatch(word))]
     for item, word in words if version <= NEWEST else ():

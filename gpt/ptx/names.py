@@ -1,10 +1,11 @@
-"""Find the names that a module defines without splitting it: for listing libraries, at gigabytes of text per second.
+"""Find the names that a module defines without splitting it. That's for listing libraries, at gigabytes of text per
+second.
 
-Compilers write few block comments, but one line comment per inline `asm`; strings contain only paths. So for most
-texts, the search finds a directive first and then checks whether a line comment or string precedes it on its line.
-Where that could be wrong, comments, `#line`s and strings are blanked first, as in the scanner.
+Compilers write few block comments, but one line comment for each inline `asm`; strings contain only paths. So for most
+texts, the search finds a directive first, and then checks whether it's in a line comment or a string. If that could be
+wrong, comments, `#line`s and strings are blanked first, as in the scanner.
 
-Patterns never backtrack (possessive repetition, no repetition across lines), so even hostile text, or C with many
+The patterns don't backtrack (possessive repetition, no repetition across lines), so even malicious text, or C with many
 comments, takes linear time.
 """
 
@@ -18,11 +19,11 @@ from gpt.formats.symbols import SPACE, Contents, Symbol
 from gpt.ptx.tokens import ARGUMENT, LINE, LINE_COMMENT, NAME, RETURNS, STRING, WORD
 
 FUNCTION = 64  # minimum bytes of text per function, beyond SPACE
-MAX_STRINGS = 1 << 16  # checked one by one
-MAX_DIRECTIVES = 1 << 18  # definitions in a module; the most ever seen is 2,600
+MAX_STRINGS = 1 << 16  # these are checked one by one
+MAX_DIRECTIVES = 1 << 18  # definitions in a module; the maximum that we've seen is 2,600
 
 _WORDS = r"\.(?:entry|func|global|const)(?=[\s(/#])"
-_DIRECTIVE = compiled(_WORDS.encode())  # three times as fast: it captures nothing
+_DIRECTIVE = compiled(_WORDS.encode())  # captures nothing, which makes it three times as fast
 _DEFINED = compiled(
     rf"\.(?:(entry|func)\s*+(?:{WORD}{ARGUMENT}\s*+){{0,12}}+(?:{RETURNS}\s*+)?+({NAME})|(?:global|const)\s)".encode()
 )
@@ -31,9 +32,10 @@ _HIDDEN = compiled(rf"{STRING}|{LINE_COMMENT}|/\*(?s:.*?)\*/|/\*(?s:.*)|{LINE}".
 
 
 def parse_names(text: bytes) -> Contents:
-    """Return a module's entry functions, device functions and number of variables. Raises MalformedError.
+    """Return the entry functions and the device functions of a module, and its number of variables. Raises
+    MalformedError.
 
-    Each function is listed once, even if it's declared before it's defined.
+    A function is listed once, even if it's declared before it's defined.
     """
     block_comment = b"*" in text and b"/*" in text  # the first search is faster
     if not block_comment and not _has_long_string(text):
@@ -45,9 +47,9 @@ def parse_names(text: bytes) -> Contents:
 
 
 def _has_long_string(text: bytes) -> bool:
-    """Return whether a string extends past the end of its line, or there are too many strings to check quickly.
+    """Return whether a string extends beyond the end of its line, or there are too many strings to check quickly.
 
-    bytes.find() is four times as fast as a pattern that looks for one byte.
+    bytes.find() is four times as fast as a pattern that searches for a single byte.
     """
     end = -1
     for _ in range(MAX_STRINGS):
@@ -61,12 +63,12 @@ def _has_long_string(text: bytes) -> bool:
 
 
 class _HiddenNameError(Exception):
-    """A directive may be in a string, or something separates it from its name, perhaps a comment."""
+    """Raised if a directive may be in a string, or if something separates it from its name, such as a comment."""
 
 
 def _parse(text: bytes, blanked: bool = False) -> Contents:
-    """Return the names in text that has no comments but line comments. Raises _HiddenNameError if it has others that
-    weren't blanked.
+    """Return the names in a text that has no comments other than line comments. Raises _HiddenNameError if it has
+    others, and they haven't been blanked.
     """
     functions: dict[bytes, dict[str, Symbol]] = {b"entry": {}, b"func": {}}
     variables, room = 0, SPACE + len(text)
@@ -87,12 +89,12 @@ def _parse(text: bytes, blanked: bool = False) -> Contents:
 
 
 def _iter_directives(text: bytes, blanked: bool) -> Iterator[int]:
-    """Yield the offsets of `.entry`, `.func`, `.global` and `.const` outside line comments.
+    """Yield the offsets of `.entry`, `.func`, `.global` and `.const` outside of line comments.
 
-    Raises _HiddenNameError if one may be in a string on its line.
+    Raises _HiddenNameError if one of them may be in a string on its line.
     """
     line = done = 0  # start of the line; end of the search for comments
-    comment = False  # True if one began on this line
+    comment = False  # True if a comment began on this line
     for count, found in enumerate(_DIRECTIVE.finditer(text)):
         if count >= MAX_DIRECTIVES:
             raise MalformedError(f"PTX: over {MAX_DIRECTIVES} functions and variables")

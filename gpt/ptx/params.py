@@ -1,8 +1,8 @@
-"""Lay out the parameters of a kernel, and find room for more.
+"""Lay out the parameters of a kernel, and find room for more of them.
 
-Parameters are in a constant bank after the driver's own data, and alignment applies to the address in the bank: on
-sm_90, where 528 bytes precede them, a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
-EIATTR_KPARAM_INFO; its size limit doesn't count such gaps.
+Parameters are in a constant bank, after the driver's own data, and the alignment applies to the address in this bank.
+On sm_90, 528 bytes come before them, so a parameter aligned to 64 begins at offset 48. ptxas reports the offsets in
+EIATTR_KPARAM_INFO; its limit for the size doesn't count such gaps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _RESERVED = {100: 0x380, 90: 0x210, 70: 0x160, 0: 0x140}  # bytes before the par
 
 
 def reserved(target: int) -> int:
-    """Return the number of bytes before a kernel's parameters for a target (90 for sm_90)."""
+    """Return the number of bytes before the parameters of a kernel for a target (90 stands for sm_90)."""
     return next(size for first, size in _RESERVED.items() if target >= first)
 
 
 def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") -> list[Param]:
-    """Return the layout of a kernel's parameters after `front` bytes, each aligned by its type or `.align`.
+    """Return the layout of a kernel's parameters after `front` bytes, each aligned according to its type or `.align`.
 
-    Raises MalformedError, at `where`, for sizes that aren't numbers.
+    Raises MalformedError, with the location `where`, for sizes that aren't numbers.
     """
     found: list[Param] = []
     end = 0
@@ -38,7 +38,7 @@ def layout(params: Iterable[tree.Parameter], front: int = 0, where: str = "") ->
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         type_ = next((word for word in words if word in STORED), "b64")
         size = align = STORED[type_]
-        if "ptr" not in words:  # for pointers, .align is about what they point to
+        if "ptr" not in words:  # for pointers, .align is about the memory that they point to
             given = [specifier.argument for specifier in parameter.specifiers if specifier.word == ".align"]
             align = (integer(given[0]) or 0) if given else align
         for dimension in parameter.declarator.dimensions:
@@ -59,7 +59,9 @@ def limit(version: tuple[int, int]) -> int:
 
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:
-    """Return the offset for more parameters of a function, and the text to write before and after them."""
+    """Return the offset at which more parameters can be added to a function, and the text to insert before and after
+    them.
+    """
     params = parse_params(module, function)
     end = function.body or function.end
     after = find_name(module.skeleton, function.name, function.start, end) + len(function.name)

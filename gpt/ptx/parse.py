@@ -1,6 +1,6 @@
-"""Parse text with the grammar (grammar.lark) into a syntax tree.
+"""Parse text with the grammar (grammar.lark), and return a syntax tree.
 
-Each function raises MalformedError with line and column; for a part of a module, they're relative to the module.
+Each function raises MalformedError with line and column. For a part of a module, they're relative to the whole module.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def _parse(start: str, module: Module, begin: int, end: int) -> Any:
 
 @cache
 def parser() -> Lark:
-    """Return the parser, which is created once: in some 70 ms, or 15 ms from tables that lark saved earlier.
+    """Return the parser. It's created once, which takes about 70 ms, or 15 ms from tables that lark has saved earlier.
 
-    lark saves them as a pickle, so an attacker who can write that file could run code here. The tables are therefore
-    kept in our cache, which only this user can write to (gpt/base/cache.py), and passed to lark as an in-memory file.
+    lark saves them as a pickle, so if attackers could write that file, they could run code here. So the tables are in
+    our cache, to which only this user can write (gpt/base/cache.py), and are passed to lark as an in-memory file.
     """
     import lark
     from lark import Lark

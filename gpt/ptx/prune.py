@@ -1,14 +1,14 @@
-"""Extract the part of a module that some entries need.
+"""Extract the part of a module that certain entries need.
 
-An item is needed if a needed item names it, in a body, an initialiser or a declaration, be it as a call, an address
-taken or an alias. A needed function's prototypes are needed too. A call through a prototype can reach any function
-whose address the module takes, as another kernel may have stored it, so all of them are needed then. Items keep their
-order and text.
+An item is needed if the body, initial value or declaration of a needed item contains its name, whether that's a call,
+the address of a function, or an alias. The prototypes of a needed function are needed, too. A call through a prototype
+can reach any function whose address is taken in the module, since another kernel may have stored it; if there's such a
+call, all of these functions are needed. Items keep their order and text.
 
-Debug sections are kept, as a module compiled with `-G` has them. In them, the address of a removed item becomes 0, as
-linkers do for functions that they drop, or 1 in a list of ranges, which a pair of zeros would end. A `.loc` may say
-that its code was inlined at a position that an earlier `.loc` defines. If only a removed function defined it, ptxas
-would reject the rest, so the `.loc` loses that part.
+Debug sections, which modules compiled with `-G` have, are kept. In them, the address of a removed item becomes 0, as
+linkers do for functions that they drop. In a list of ranges, it becomes 1, because a pair of zeros would end the list.
+A `.loc` may say that its code was inlined at a position that an earlier `.loc` defines. If that one was in a removed
+function, ptxas would reject the reference, so it's removed from the `.loc`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _POSITION = r"\s++(\w++)\s++(\w++)\s++(\w++)"  # file, line, column
 _LOC = compiled(rf"\.loc{_POSITION}(\s*+,\s*+function_name\b[^,]*+,\s*+inlined_at{_POSITION})?+", re.ASCII)
 _SUM = compiled(rf"(?<![\w$%.]){tokens.NAME}(?:\s*+[-+]\s*+[\w$%]++)*+", re.ASCII)
 _TAKEN = compiled(rf"\bmov\.[bu]64\s+[^;,]+,\s*({tokens.IDENTIFIER})\s*;", re.ASCII)
-INDIRECT = ".callprototype"  # marks functions that call through an arbitrary address
-_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out unless something names them
+INDIRECT = ".callprototype"  # stands for a call through an arbitrary address
+_NAMING = {"entry", "func", "variable", "prototype", "alias"}  # left out if nothing names them
 
 
 class _Cut(NamedTuple):
-    """A piece of text to blank out; `put` overwrites its beginning."""
+    """A piece of text to blank out. `put` overwrites its beginning."""
 
     start: int
     end: int
@@ -51,7 +51,7 @@ def prune(module: Module, entries: Iterable[str]) -> bytes:
 
 
 def blanked(module: Module, entries: Iterable[str]) -> bytes:
-    """Blank out everything that these entries don't need; the rest keeps its offsets.
+    """Blank out everything that these entries don't need. The offsets of everything else stay the same.
 
     Raises GptError for a name that isn't a kernel with a body.
     """
@@ -100,12 +100,12 @@ def _needing(module: Module, names: Iterable[str]) -> list[Item]:
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:
-    """Return these names and everything that they use, directly or not, if the module declares or defines it."""
+    """Return these names and everything that they use, directly or indirectly, that the module declares or defines."""
     return Uses(module).needed(names)
 
 
 class Uses:
-    """Finds what a module's items use, for many kernels, without reading an item twice."""
+    """Finds what the items of a module use, for many kernels, without reading an item twice."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -117,7 +117,9 @@ class Uses:
                     self._items.setdefault(name, []).append(item)
 
     def needed(self, names: Iterable[str]) -> set[str]:
-        """Return these names and everything they use, directly or not, if the module declares or defines it."""
+        """Return these names and everything that they use, directly or indirectly, that the module declares or
+        defines.
+        """
         found: set[str] = set()
         waiting = [name for name in names if name in self._items]
         indirect = False
@@ -139,7 +141,7 @@ class Uses:
         return name in words or name in self.needed(words & self._items.keys())
 
     def _words(self, name: str) -> set[str]:
-        """Return the names mentioned by the items that define a name; INDIRECT is one of them."""
+        """Return the names that occur in the items that define a name. INDIRECT may be one of them."""
         if name not in self._known:
             words = set[str]().union(*(_words(self._module, item) for item in self._items[name]))
             self._known[name] = {word for word in words if word in self._items or word == INDIRECT}
@@ -147,7 +149,7 @@ class Uses:
 
     @cached_property
     def _taken(self) -> set[str]:
-        """Return the functions whose address is in an initial value or taken by an instruction."""
+        """Return the functions whose address is in an initial value, or is taken by an instruction."""
         module = self._module
         functions = {item.name for item in module.items if item.kind == "func"}
         found = set(_TAKEN.findall(module.skeleton))
@@ -171,7 +173,7 @@ def _gone(module: Module, kept: list[Item]) -> set[str]:
 
 
 def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
-    """Return the kept items, each with the pieces to cut because they refer to removed ones."""
+    """Return the kept items, each with the pieces to cut from it because they refer to removed items."""
     gone, known = _gone(module, kept), set[tuple[int, ...]]()
     inlined = "inlined_at" in module.skeleton
     found: list[tuple[Item, list[_Cut]]] = []
@@ -187,9 +189,9 @@ def _cuts(module: Module, kept: list[Item]) -> list[tuple[Item, list[_Cut]]]:
 
 
 def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Find the address expressions in a debug section that contain one of these names: `a`, `a+4`, `b-a`.
+    """Yield the address expressions in a debug section that contain one of these names: `a`, `a+4`, `b-a`.
 
-    A number has to replace the whole expression, because ptxas accepts no offset to a number.
+    The whole expression has to be replaced by a number, because ptxas doesn't accept an offset to a number.
     """
     for found in _SUM.finditer(module.skeleton, section.start, section.end):
         if any(name in names for name in NAME.findall(found[0])):
@@ -197,8 +199,8 @@ def iter_sums(module: Module, section: Item, names: Collection[str]) -> Iterator
 
 
 def _orphans(module: Module, function: Item, known: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """Find the parts of a function's `.loc`s that refer to a position without an earlier `.loc`. Add the function's own
-    positions to `known`.
+    """Return the parts of the `.loc`s in a function that refer to a position for which there's no earlier `.loc`. Add
+    the positions in the function to `known`.
     """
     for loc in _LOC.finditer(module.skeleton, function.body, function.end):
         if loc[4] and _numbers(loc, 5) not in known:
@@ -212,7 +214,7 @@ def _numbers(loc: re.Match[str], first: int) -> tuple[int, ...]:
 
 
 def _cut(text: str, item: Item, cuts: list[_Cut]) -> str:
-    """Return an item's text with the pieces cut; its length and number of lines don't change."""
+    """Return the text of an item without these pieces. Its length and number of lines don't change."""
     pieces, at = [], item.start
     for start, end, put in cuts:
         pieces += [text[at:start], put, _blank(text[start + len(put) : end])]

@@ -1,7 +1,7 @@
-"""Parse instructions, declarations and parameters of common shapes by hand, six times as fast as the grammar.
+"""Parse common forms of instructions, declarations and parameters without the grammar, six times as fast.
 
-Most statements are loads, stores and arithmetic with registers, constants, offsets and vectors of registers. Everything
-else goes to the grammar, which uses the same tokens; a test checks that both produce the same trees.
+Most statements are loads, stores and arithmetic, with registers, constants, offsets and vectors of registers.
+Everything else is left to the grammar, which uses the same tokens. A test checks that both produce the same trees.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpt.ptx.parse import parse_head, parse_statements
 from gpt.ptx.scan import Item, Module
 from gpt.ptx.tokens import TEXT
 
-Stack = list[str]  # a stack: the next token is last
+Stack = list[str]  # the next token is the last element
 
 
 class _Unusual(LookupError):
-    """Raised for text that the grammar has to parse because its shape is uncommon. Text that ends early raises
-    IndexError, with the same consequence.
+    """Raised for text with an uncommon form, which the grammar has to parse. Text that ends early raises IndexError,
+    with the same effect.
     """
 
 
@@ -35,7 +35,9 @@ def parse_instruction(text: str) -> tree.Instruction:
 
 
 def parse_statement(text: str) -> list[tree.Statement]:
-    """Parse a statement of a body as parse_statements does: two for a label with its list. Raises MalformedError."""
+    """Parse a statement of a body, like parse_statements. A label with its list is two statements. Raises
+    MalformedError.
+    """
     try:
         is_register = text.startswith(".reg") and text[4:5].isspace()
         return [_declaration(_tokens(text)) if is_register else _instruction(_tokens(text))]
@@ -44,7 +46,7 @@ def parse_statement(text: str) -> list[tree.Statement]:
 
 
 def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declaration:
-    """Parse a declaration of variables or registers. Raises MalformedError, located by `where`."""
+    """Parse a declaration of variables or registers. Raises MalformedError; `where` returns its location."""
     try:
         return _declaration(_tokens(text))
     except LookupError:
@@ -58,7 +60,7 @@ def parse_declaration(text: str, where: Callable[[], str] = str) -> tree.Declara
 
 
 def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] | None:
-    """Parse the parameters of a function, or return None if it has no parameter list. Raises MalformedError."""
+    """Parse the parameters of a function. Return None if it has no parameter list. Raises MalformedError."""
     try:
         return _params(_tokens(module.skeleton[function.start : function.body or function.end]))
     except LookupError:
@@ -66,7 +68,7 @@ def parse_params(module: Module, function: Item) -> tuple[tree.Parameter, ...] |
 
 
 def parse_function(module: Module, function: Item) -> tree.FunctionNode:
-    """Parse the head of a function as parse_head does. Raises MalformedError."""
+    """Parse the head of a function, like parse_head. Raises MalformedError."""
     try:
         return _function(_tokens(module.skeleton[function.start : function.body or function.end]))
     except LookupError:
@@ -79,7 +81,7 @@ def _tokens(text: str) -> Stack:
 
 
 def _take(tokens: Stack, wanted: str) -> bool:
-    """Remove the next token if it's `wanted`, and return whether it was."""
+    """If the next token is `wanted`, remove it. Return whether it was."""
     found = tokens[-1] == wanted
     if found:
         tokens.pop()
@@ -187,7 +189,7 @@ def _declarator(tokens: Stack) -> tree.Declarator:
 
 
 def _value(tokens: Stack) -> tree.Operand:
-    """Parse an initial value: lists in braces, one per dimension."""
+    """Parse an initial value: lists in braces, nested as deeply as there are dimensions."""
     return tree.Vector(_list(tokens, "}", _value)) if _take(tokens, "{") else _plain(tokens)
 
 
@@ -196,23 +198,23 @@ def _parameter(tokens: Stack) -> tree.Parameter:
 
 
 def _params(tokens: Stack) -> tuple[tree.Parameter, ...] | None:
-    """Parse the parameters in a function's head, whose attributes must be words, numbers and commas."""
+    """Parse the parameters in the head of a function. Attributes must consist of words, numbers and commas."""
     while tokens.pop() not in (".entry", ".func"):
         pass
     if _take(tokens, "("):  # the results
         _list(tokens, ")", _parameter)
     _name(tokens)
-    tokens.insert(0, ";")  # a sentinel, so that a next token always exists
+    tokens.insert(0, ";")  # a sentinel, so that there's always a next token
     params = _list(tokens, ")", _parameter) if _take(tokens, "(") else None
     _check(tokens[-1][0] in ".;" and all(text[0] == "." or text.isdecimal() or text in ",;" for text in tokens))
     return params
 
 
 def _function(tokens: Stack) -> tree.FunctionNode:
-    """Parse a function's head up to its body, whose attributes must be words with plain values."""
+    """Parse the head of a function, up to its body. Attributes must be words with plain values."""
     _check(bool(tokens))
     if tokens[0] != ";":
-        tokens.insert(0, ";")  # a sentinel, so that a next token always exists
+        tokens.insert(0, ";")  # a sentinel, so that there's always a next token
     before = []
     while tokens[-1] not in (".entry", ".func"):
         before.append(tree.Specifier(_word(tokens), ""))

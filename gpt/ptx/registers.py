@@ -11,17 +11,18 @@ from gpt.ptx.types import SIZES, integer
 
 
 class Registers(dict[str, str | None]):
-    """The types of a function's registers by name, such as `b32`.
+    """The types of a function's registers, such as `b32`, by name.
 
-    The type is None for a name that isn't a register. It's empty if scopes declare the register with several sizes, or
-    with a type that isn't in SIZES, such as a vector. If they declare several types of one size, it's untyped bits.
+    For a name that isn't a register, the type is None. It's empty if scopes declare the register with different sizes,
+    or with a type that isn't in SIZES, such as a vector. If they declare different types of the same size, it's untyped
+    bits.
     """
 
     def __init__(self, module: Module, declarations: Iterable[Statement]) -> None:
         """Raises MalformedError."""
         self._plain: dict[str, str] = {}
         self._counted: dict[str, list[tuple[int, str]]] = {}
-        places: dict[str, int] = {}  # texts seen so far: inlined assembly repeats the same ones
+        places: dict[str, int] = {}  # texts seen so far: inlined assembly often repeats them
         for statement in declarations:
             places.setdefault(module.skeleton[statement.start : statement.end], statement.start)
         for text, place in places.items():
@@ -45,7 +46,9 @@ class Registers(dict[str, str | None]):
 
 
 def _common(types: set[str]) -> str:
-    """Return the common type of registers, untyped bits if only their sizes agree, or empty if not even those do."""
+    """Return the type that registers have in common: untyped bits if only their sizes agree, or empty if not even these
+    do.
+    """
     known = {_OTHER.get(type_, type_) for type_ in types}
     if len(known) > 1:
         known = {f"b{SIZES[type_] * 8}" if SIZES.get(type_) else "" for type_ in known}

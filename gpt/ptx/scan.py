@@ -1,14 +1,14 @@
-"""Split a PTX module into items, and functions into statements, with nothing but regular expressions.
+"""Split a PTX module into items, and functions into statements, using only regular expressions.
 
-The scanner works on a copy of the text in which comments and the contents of strings are blanked, so patterns can
-ignore them and offsets stay valid. Patterns never backtrack (possessive repetition) and stop MAX_NESTING braces deep,
-so any text takes linear time.
+The scanner works on a copy of the text in which comments and the contents of strings are blank, so patterns can ignore
+them, and offsets stay valid. The patterns don't backtrack (possessive repetition), and stop at a depth of MAX_NESTING
+braces, so any text takes linear time.
 
-The syntax is what ptxas accepts, found by trial because it isn't documented. Strings have no escapes and may span
-lines. `.version`, `.target`, `.address_size`, `.file` and `.loc` end without a semicolon. An instruction may span
-lines, and a line may have several. A function's attributes, between `)` and `{`, may include a `.pragma` with its
-semicolon. A preprocessor's `# 3 "name"` and `#line 3 "name"` count as blanks anywhere. A dot needs no blank before it
-and can't be followed by one.
+The syntax is what ptxas accepts. It isn't documented, so we found it by trial. Strings have no escapes and may extend
+over several lines. `.version`, `.target`, `.address_size`, `.file` and `.loc` end without a semicolon. An instruction
+may extend over several lines, and a line may have several instructions. The attributes of a function, between `)` and
+`{`, may include a `.pragma` with its semicolon. A preprocessor's `# 3 "name"` and `#line 3 "name"` count as blanks
+anywhere. A dot needs no blank before it, and can't be followed by one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gpt.base.patterns import compiled
 from gpt.ptx import tokens
 from gpt.ptx.types import integer
 
-MAX_NESTING = 32  # braces; compilers use a handful
-MAX_ITEMS = 1 << 18  # functions, variables and directives in a module; the most ever seen is 2,600
+MAX_NESTING = 32  # depth of braces; compilers need only a few
+MAX_ITEMS = 1 << 18  # functions, variables and directives in a module; the maximum that we've seen is 2,600
 
 NAME = compiled(rf"(?<![\w$%.]){tokens.NAME}", re.ASCII)
 _NAME, _WORD = tokens.NAME, tokens.WORD
@@ -48,7 +48,7 @@ _SPECIFIER = (
     rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{tokens.ARGUMENT}\s*+"
 )
 
-# Once the beginning of an alternative has matched, the others aren't tried: `torn` matches if the end is missing.
+# Once the beginning of an alternative has matched, the others aren't tried. `torn` matches if the end is missing.
 _ITEM = compiled(
     rf"""\s*+(?:
       (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
@@ -99,11 +99,11 @@ _SHOWN = compiled(r"\.?[\w$%]++|\S", re.ASCII)  # the name of an item, or text t
 
 
 class Item(NamedTuple):
-    """A piece of a module, text[start:end].
+    """A piece of a module: text[start:end].
 
-    `kind` is entry or func (`body` is then the offset of the opening brace, 0 for a prototype), variable, section,
-    prototype, or a directive's name without the dot. `names` are what the item defines: one function, or one or more
-    variables.
+    `kind` is entry or func (then `body` is the offset of the opening brace, or 0 for a prototype), variable, section,
+    prototype, or the name of a directive without its dot. `names` are the names that the item defines: one function, or
+    one or more variables.
     """
 
     kind: str
@@ -119,10 +119,10 @@ class Item(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A statement of a function's body, text[start:end].
+    """A statement in the body of a function: text[start:end].
 
     `kind` is instruction, label, directive, `{` or `}`. `head` is the opcode with its modifiers (`ld.global.v4.u32`),
-    the label's name, or the directive with its dot; `guard` the guard's text (`@!%p1`) or empty.
+    the name of the label, or the directive with its dot. `guard` is the text of the guard (`@!%p1`), or empty.
     """
 
     kind: str
@@ -134,10 +134,11 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """A scanned module. Messages call it `name`; `skeleton` is the text with comments and strings blanked.
+    """A module that has been scanned. In messages, it's called `name`. `skeleton` is the text in which comments and
+    strings are blank.
 
-    If this is part of another module, `pieces` map offsets here to offsets in the whole, and messages give places in
-    the whole.
+    If this is part of another module, `pieces` map offsets here to offsets there, and messages have locations in the
+    other module.
     """
 
     name: str
@@ -149,7 +150,7 @@ class Module:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The `.version`: 8.5 as (8, 5), or (0, 0) if it's missing. Raises MalformedError."""
+        """The `.version`: 8.5 is (8, 5). It's (0, 0) if there's none. Raises MalformedError."""
         item = next((item for item in self.items if item.kind == "version"), None)
         if item is None:
             return 0, 0
@@ -160,7 +161,7 @@ class Module:
 
     @property
     def target(self) -> int:
-        """The `.target`: 90 for sm_90a, 0 if it's missing."""
+        """The `.target`: sm_90a is 90. It's 0 if there's none."""
         found = _TARGET.search(self.skeleton)
         return int(found[1]) if found else 0
 
@@ -176,7 +177,7 @@ class Module:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """The function behind each name that `.alias` defines."""
+        """For each name that `.alias` defines, the function that it stands for."""
         named = (NAME.findall(self.skeleton, item.start, item.end) for item in self.items if item.kind == "alias")
         return {names[0]: names[1] for names in named if len(names) > 1}
 
@@ -189,7 +190,7 @@ class Module:
         return self.text[part.start : part.end]
 
     def statements(self, function: Item) -> list[Statement]:
-        """Return the statements of a function's body, without its own braces. Raises MalformedError."""
+        """Return the statements in the body of a function, without its own braces. Raises MalformedError."""
         return self.cut(function.body + 1, function.end - 1) if function.body else []
 
     def cut(self, start: int, end: int) -> list[Statement]:
@@ -217,12 +218,12 @@ class Module:
                 add(Statement(found[kind], "", "", found.end() - 1, found.end()))
             elif kind == "bad":
                 raise self.malformed(found.start(kind))
-            elif kind:  # None is blanks at the end
+            elif kind:  # None stands for blanks at the end
                 add(Statement("directive", found[kind], "", found.start(kind), found.end()))
         return result
 
     def where(self, offset: int) -> str:
-        """Return an offset as NAME:LINE:COLUMN, both counted from 1."""
+        """Return an offset as NAME:LINE:COLUMN. Both numbers begin with 1."""
         if self.whole:
             return self.whole.where(self._in_whole(offset))
         line = self.text.count("\n", 0, offset) + 1
@@ -252,13 +253,13 @@ class Module:
         return found
 
     def loc(self, statement: Statement) -> tuple[int, int] | None:
-        """Return the file number and line number in a `.loc`, or None if one has more than nine digits."""
+        """Return the file number and line number in a `.loc`, or None if either has more than nine digits."""
         found = _LOC.match(self.skeleton, statement.start)
         file, line = (integer(text) for text in found.groups()) if found else (None, None)
         return None if file is None or line is None else (file, line)
 
     def malformed(self, offset: int, fact: str = "unexpected") -> MalformedError:
-        """Return the error for text that isn't a statement or item, or that doesn't end."""
+        """Return the error for text that isn't a statement or an item, or has no end."""
         word = _SHOWN.search(self.skeleton, offset)
         return self.fault(offset, f"{fact} '{word[0] if word else 'end'}'")
 
@@ -268,19 +269,19 @@ class Module:
 
 
 def scan_module(data: bytes, name: str = "PTX") -> Module:
-    """Split a module into items. Raises MalformedError, with line and column, for invalid text."""
+    """Split a module into items. Raises MalformedError with line and column if the text is invalid."""
     module = unscanned(data.rstrip(b"\0").decode("latin-1"), name)
     return replace(module, items=tuple(_items(module)))
 
 
 def scan_statements(text: str, name: str = "PTX") -> tuple[Module, list[Statement]]:
-    """Split text that consists only of statements, as a module without items. Raises MalformedError."""
+    """Split text that consists of statements, as a module without items. Raises MalformedError."""
     module = unscanned(text, name)
     return module, module.cut(0, len(text))
 
 
 def unscanned(text: str, name: str = "PTX") -> Module:
-    """Wrap text as a module without items. Raises MalformedError for an unterminated string or comment."""
+    """Make a module without items from a text. Raises MalformedError if a string or a comment has no end."""
     return Module(name, text, blank(text, name), ())
 
 
@@ -302,7 +303,7 @@ def blank(text: str, name: str = "PTX") -> str:
 
 
 def _nesting(skeleton: str, start: int) -> int:
-    """Return the greatest depth of braces from an offset to the end of the first pair."""
+    """Return the greatest depth of braces, from an offset to the end of the first pair."""
     depth = most = 0
     for found in _BRACE.finditer(skeleton, start):
         depth += 1 if found[0] == "{" else -1
@@ -343,7 +344,7 @@ _GROUPS = ("variable", "function", "line", "section", "pragma", "named", "other"
 
 
 def _more_names(rest: str) -> Iterator[str]:
-    """Yield the names after the first one in a declaration."""
+    """Yield the names in a declaration after the first one."""
     if "," in rest:
         at = 0
         while found := _NEXT_NAME.match(rest, at):

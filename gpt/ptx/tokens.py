@@ -1,8 +1,8 @@
-"""The tokens of PTX: the only table of their forms. The scanner's patterns are built from it, and everything that reads
-token by token, including the grammar, uses TOKEN.
+"""The tokens of PTX. This is the only table of what they look like. The patterns of the scanner are built from it, and
+everything that reads token by token, including the grammar, uses TOKEN.
 
-ptxas decides what a token is: `.u$32` is one word, `>=` is always one operator, and blanks are ASCII. The patterns are
-for re.ASCII, and possessive: they never backtrack.
+ptxas decides what a token is: `.u$32` is a single word, `>=` is always one operator, and blanks are ASCII. The patterns
+are meant for re.ASCII, and possessive: they don't backtrack.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NUMBER = (
     r"|\d++(?:\.\d*+)?+(?:[eE][-+]?+\d++)?+U?+)"
 )
 FRACTION = r"\.\d++[eE][-+]\d++(?![\w$])"
-DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one is allowed
+DECIMAL = r"\.\d++(?:[eE]\d++)?+(?![\w$]|::)"  # a fraction, or a word where one is possible
 STRING = r'"[^"]*+"'
 ARGUMENT = r"(?:\s*+\((?:[^();{}]|\([^();{}]*+\))*+\)|\s*+\[\s*+\d*+\s*+\]|\s++\d++(?![\w.]))?+"  # a specifier's
-RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # a function's results
+RETURNS = r"\([^(){};]*+(?:\([^(){};]*+(?:\([^(){};]*+\)[^(){};]*+)*+\)[^(){};]*+)*+\)"  # the results of a function
 DWARF = r"@@DWARF[^\n]*+"
 MARK = r"<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^?:!~=@,;(){}\[\]]"
 
@@ -45,6 +45,7 @@ _KINDS = {
     "MARK": MARK,
     "BAD": r"\S",
 }
-# Tokenizes a skeleton, in which comments are blank. The last group is the kind; blanks at the end have no group.
+# Splits a skeleton, in which comments are blank, into tokens. The last group is the kind; blanks at the end have no
+# group.
 TOKEN = compiled(r"\s*+(?:" + "|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()) + r"|\Z)", re.ASCII)
 TEXT = compiled("|".join(_KINDS.values()), re.ASCII)  # the same without kinds, for findall

@@ -1,8 +1,9 @@
-"""The nodes of a PTX program. str(node) is its text: the tokens it was parsed from, in order.
+"""The nodes of a PTX program. str(node) is its text: the tokens from which it was parsed, in order.
 
-Nodes are frozen and equal by value; they hold no positions (the scanner's statements do). Expressions are flat: `a + 4
-* b` has three operands and two operators, and a conditional has `?` and `:` among its operators. `%r1|%p1`, the two
-results of an instruction, is an expression too. Brackets nest, at most grammar.MAX_NESTING deep.
+Nodes are frozen, and equal if their values are. They have no positions (the scanner's statements do). Expressions are
+flat: `a + 4 * b` has three operands and two operators, and a conditional has `?` and `:` among its operators.
+`%r1|%p1`, the two results of an instruction, is an expression, too. Brackets can be nested to a depth of
+grammar.MAX_NESTING.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _list(items: Iterable[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A register, variable, label or function, followed by `parts` such as the `.x` of `%tid.x`."""
+    """A register, variable, label or function. `parts` come after it, such as `.x` in `%tid.x`."""
 
     name: str
     parts: tuple[str, ...] = ()
@@ -33,7 +34,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant as written: `0f3F800000`, `16`, `0xffU`."""
+    """A constant as it's written: `0f3F800000`, `16`, `0xffU`."""
 
     text: str
 
@@ -53,7 +54,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Prefixed:
-    """An operand after `-`, `+`, `!`, `~` or casts, `(.s64)`, outermost first."""
+    """An operand after `-`, `+`, `!`, `~` or casts such as `(.s64)`, outermost first."""
 
     prefixes: tuple[str, ...]
     operand: Operand
@@ -64,7 +65,7 @@ class Prefixed:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Operands with an operator between each pair."""
+    """Operands with an operator between each two of them."""
 
     operands: tuple[Operand, ...]
     operators: tuple[str, ...]
@@ -119,7 +120,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An element: `table[3]`, `grid[1][2]`."""
+    """An element of an array: `table[3]`, `grid[1][2]`."""
 
     base: Name
     indexes: tuple[Address, ...]
@@ -146,7 +147,7 @@ Operand = Name | Number | String | Prefixed | Expression | OperandGroup | Vector
 
 @dataclass(frozen=True, slots=True)
 class Specifier:
-    """A word of a declaration, with its brackets if it has any: `.global`, `.align` `16`, `.const` `[2]`."""
+    """A word in a declaration, with its argument if it has one: `.global`, `.align` `16`, `.const` `[2]`."""
 
     word: str
     argument: str = ""
@@ -157,7 +158,9 @@ class Specifier:
 
 @dataclass(frozen=True, slots=True)
 class Declarator:
-    """A declared name: `%r<9>` has a count, `x[4][]` dimensions (None if empty), `x = 4` a value."""
+    """A name that's declared: `%r<9>` has a count, `x[4][]` has dimensions (None if they're empty), `x = 4` has a
+    value.
+    """
 
     name: str
     count: str | None = None
@@ -223,7 +226,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`modifiers` keep their dots: (`.global`, `.v4`, `.u32`), (`.L1::no_allocate`,)."""
+    """An instruction. `modifiers` include their dots: (`.global`, `.v4`, `.u32`), (`.L1::no_allocate`,)."""
 
     opcode: str
     modifiers: tuple[str, ...] = ()
@@ -252,9 +255,9 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """A directive whose arguments have no structure of their own: `.version 9.0`, `.pragma "nounroll";`, `.loc 1 2 3`.
+    """A directive whose arguments have no structure: `.version 9.0`, `.pragma "nounroll";`, `.loc 1 2 3`.
 
-    `end` is `;` if it ends with one.
+    `end` is `;` if the directive ends with one.
     """
 
     word: str
@@ -267,7 +270,7 @@ class Directive:
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """`.callprototype`, the signature for indirect calls. The label before it is a separate statement."""
+    """`.callprototype`, the signature of indirect calls. The label before it is a statement of its own."""
 
     returns: tuple[Parameter, ...] | None
     name: str
@@ -280,7 +283,7 @@ class Prototype:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Statements in braces: a function's body, or a part of it with its own registers."""
+    """Statements in braces: the body of a function, or a part of it with registers of its own."""
 
     statements: tuple[Statement, ...]
 
@@ -290,9 +293,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class FunctionNode:
-    """An entry or device function: `kind` is `.entry` or `.func`; without a `body` it's only declared.
+    """An entry or a device function. `kind` is `.entry` or `.func`. Without a `body`, it's only declared.
 
-    `specifiers` precede the kind (`.visible`), `more` follows it (`.attribute(...)`).
+    `specifiers` come before the kind (`.visible`), and `more` after it (`.attribute(...)`).
     """
 
     specifiers: tuple[Specifier, ...]

@@ -6,7 +6,7 @@ import re
 
 from gpt.ptx import tree
 
-SIZES = {  # size in bytes of each register type; a predicate has none
+SIZES = {  # size of each type of registers in bytes; a predicate has none
     **{f"{kind}{size * 8}": size for size in (1, 2, 4, 8) for kind in "bus"},
     "f16": 2,
     "f32": 4,
@@ -14,7 +14,7 @@ SIZES = {  # size in bytes of each register type; a predicate has none
     "pred": 0,
 }
 
-# Special registers that a probe may read: they say where and when it runs, and reading them changes nothing.
+# Special registers that a probe may read. They say where and when it runs, and reading them changes nothing.
 SPECIAL = {
     **dict.fromkeys(("%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid"), "u32"),
     **dict.fromkeys(("%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank"), "u32"),
@@ -32,14 +32,14 @@ _INTEGER = re.compile(r"(?:0[xX]([\da-fA-F]{1,32})|0[bB]([01]{1,99})|(0[0-7]{0,3
 FLOAT = re.compile(
     r"0[fF][\da-fA-F]{8}|0[dD][\da-fA-F]{16}|\.\d+([eE][-+]?\d+)?|\d+\.\d*([eE][-+]?\d+)?|\d+[eE][-+]?\d+"
 )
-BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands whose constants are from 0 to 255
-PACKED = {  # types without constants; the values are the untyped registers that they take
+BYTES = {"bfe": (2, 3), "bfi": (3, 4), "lop3": (4,)}  # operands for which constants must be from 0 to 255
+PACKED = {  # types that have no constants, and the untyped registers that they accept
     **dict.fromkeys(("f16x2", "bf16x2", "tf32", "u16x2", "s16x2", "e4m3x4", "e5m2x4", "e3m2x4", "e2m3x4"), "b32"),
     **dict.fromkeys(("bf16", "e4m3x2", "e5m2x2", "e3m2x2", "e2m3x2", "ue8m0x2", "e2m1x4"), "b16"),
     "e2m1x2": "b8",
     "f32x2": "b64",
 }
-STORED = {  # size in bytes of each type of variables and parameters
+STORED = {  # size of each type of variables and parameters in bytes
     **SIZES,
     **{type_: SIZES[plain] for type_, plain in PACKED.items()},
     "pred": 1,
@@ -49,7 +49,7 @@ STORED = {  # size in bytes of each type of variables and parameters
 
 
 def types_of(instruction: tree.Instruction) -> list[str | None]:
-    """Return the type of each operand, None if the opcode doesn't say."""
+    """Return the type of each operand, or None if the opcode doesn't say."""
     named = [PACKED.get(word, word) for word in (m[1:] for m in instruction.modifiers)]
     found = [word for word in named if word in SIZES]
     last = found[-1] if found else None
@@ -96,20 +96,20 @@ def types_of(instruction: tree.Instruction) -> list[str | None]:
 
 
 def is_packed(instruction: tree.Instruction, place: int) -> bool:
-    """Return whether an operand's type has no constants in ptxas, and only takes untyped registers."""
+    """Return whether the type of an operand has no constants in ptxas, and only accepts untyped registers."""
     found = [word for word in (m[1:] for m in instruction.modifiers) if word in SIZES or word in PACKED]
     first = place == 0 and instruction.opcode in ("cvt", "set")
     return bool(found) and found[0 if first else -1] in PACKED and types_of(instruction)[place] != "pred"
 
 
 def takes_no_constant(instruction: tree.Instruction, place: int) -> bool:
-    """Return whether ptxas rejects all or some constants of an operand's size."""
+    """Return whether ptxas rejects all or some constants of the size of an operand."""
     half = instruction.modifiers[-1:] == (".f16",) or ".tf32" in instruction.modifiers
     return half or is_packed(instruction, place) or place in BYTES.get(instruction.opcode, ())
 
 
 def integer(text: str) -> int | None:
-    """Parse a PTX integer constant, or return None if it isn't one or needs more than 64 bits."""
+    """Parse an integer constant of PTX. Return None if it isn't one, or needs more than 64 bits."""
     found = _INTEGER.fullmatch(text)
     if not found:
         return None
@@ -119,10 +119,10 @@ def integer(text: str) -> int | None:
 
 
 def fits(opcode: str, wanted: str, given: str) -> bool:
-    """Return whether an instruction that wants one type accepts an operand of another, by ptxas's rules.
+    """Return whether an instruction that expects one type accepts an operand of another, according to ptxas's rules.
 
-    Untyped bits match any type of their size, and integers may differ in sign. Only `cvt` accepts a register that's too
-    large, unless it holds a float.
+    Untyped bits match any type of the same size, and integers may have different signs. Only `cvt` accepts a register
+    that's too large, and only if it doesn't contain a float.
     """
     if "pred" in (wanted, given):
         return wanted == given
@@ -135,7 +135,7 @@ def fits(opcode: str, wanted: str, given: str) -> bool:
 def takes(opcode: str, wanted: str, given: str) -> bool:
     """Return True if an instruction that names one type accepts a register of another; see `fits`.
 
-    A type that registers can't have accepts untyped bits of its size; a register for .f16x2 has that type or untyped
+    A type that registers can't have accepts untyped bits of its size. A register for .f16x2 has this type, or untyped
     bits.
     """
     if wanted in PACKED:
@@ -153,7 +153,7 @@ def takes(opcode: str, wanted: str, given: str) -> bool:
 
 
 def takes_constant(wanted: str, text: str) -> bool:
-    """Return True if ptxas accepts a constant for an operand of this type."""
+    """Return True if ptxas accepts a constant as an operand of this type."""
     if wanted in PACKED or wanted == "f16":
         return False
     if FLOAT.fullmatch(text):

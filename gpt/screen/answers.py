@@ -1,8 +1,8 @@
-"""Print answers of analyses: tables on a screen, Markdown to paste, CSV for other programs.
+"""Print the answers of analyses: as tables on a screen, as Markdown to paste, or as CSV for other programs.
 
-The columns of an answer say what their type and unit are and how a table shows them, so nothing here depends on an
-analysis. Tables and Markdown have readable numbers and names, and only the first rows of many. CSV has all rows, with
-exact values.
+The columns of an answer say what their type and unit are, and how a table shows them, so nothing here depends on an
+analysis. Tables and Markdown have readable numbers and names, and if there are many rows, only the first ones. CSV has
+all rows, with exact values.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from gpt.stream import packed, records
 
 MOST, CELLS = 10_000, 200_000  # limits of a table
 COLUMNS = 64  # limit of a table
-INDENT = "    "  # indent for text on separate lines
-TITLE = 32  # columns of a title
+INDENT = "    "  # for text on separate lines
+TITLE = 32  # columns that a title may take
 LEAST_FUNCTION = 22  # columns that the name of a driver function keeps: many begin and end alike
-TOLD = 16  # most values of a single row to list below its table
-MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits of rows, tried in this order until all answers fit
+TOLD = 16  # most values of a single row that are listed below its table
+MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits for rows, which are tried in this order until all answers fit
 MARKDOWN_SIZE = 8000  # limit in bytes for all answers
 COUNTS = ("u8", "u16", "u32", "u64")  # columns of these types can be summed
-MARKDOWN_NAME = 80  # columns of a text
+MARKDOWN_NAME = 80  # columns that a text may take
 Record = Mapping[str, Any]
 
 
 class AnswerTable:
-    """The cells of the first rows of an answer.
+    """The cells in the first rows of an answer.
 
     The first `texts` columns are text. A row is bold if it's the sum of the rows after it.
     """
 
     def __init__(self, answer: Record, most: int = MOST) -> None:
-        """Read the rows. Raises MalformedError if they make no sense."""
+        """Read the rows. Raises MalformedError if they're invalid."""
         fields, rows = packed.unpack_rows(answer)
         first = list(islice(rows, min(answer.get("top", most), most, CELLS // max(1, len(fields)))))
         columns = list(zip(range(len(fields)), fields, answer["columns"], strict=True))
@@ -58,7 +58,7 @@ class AnswerTable:
         lines = [column for column in shown if column[2].get("shown") == "line" and column[1].type == packed.TEXT]
         self.folded = [[row[at] for at, _, _ in lines if row[at]] for row in first]
         shared = len(first) > 1 and self.folded[0] and all(texts == self.folded[0] for texts in self.folded)
-        self.shared = self.folded[0] if shared else []  # printed once, not below each row
+        self.shared = self.folded[0] if shared else []  # printed once, instead of below each row
         self.folded = [[] for _ in first] if shared else self.folded
         shown = [column for column in shown if column not in lines]
         texts = [column for column in shown if column[1].type == packed.TEXT]
@@ -89,9 +89,9 @@ class AnswerTable:
     def lines(self, width: int) -> Iterator[Text]:
         """Yield the lines of the table for a screen of this width.
 
-        A table that's too wide first loses the columns with equal values, which go above it. Then titles are split over
-        two lines if that makes all columns fit. Columns that still don't fit are named below the table, with their
-        values if there's only one row.
+        If a table is too wide, columns whose values are all equal are moved to a line above it. Then titles are split
+        over two lines, if that makes all columns fit. If it doesn't, the columns that don't fit are named below the
+        table, with their values if there's only one row.
         """
         if self.hidden:
             yield from (line for text in self.verdict for line in fold(text, width))
@@ -108,7 +108,7 @@ class AnswerTable:
         room = self._count_fitting(columns, width, heads)
         last, next_ = (self.titles[columns[at]] if 0 < at < len(columns) else "" for at in (room - 1, room))
         if last.endswith(" A") and next_ == last[:-1] + "B":
-            room -= 1  # otherwise A's number might be shown without B's
+            room -= 1  # otherwise, A's number might be shown without B's
         columns, left = columns[:room], columns[room:]
         count = max(1, sum(at < self.texts for at in columns))
         kernels = [place for place, at in enumerate(columns) if at in self._kernels]
@@ -131,7 +131,9 @@ class AnswerTable:
             yield from fold(line, width)
 
     def _find_equal(self, width: int) -> list[int]:
-        """Return the columns to fold: those with equal values if some don't fit, ids if a text would be shortened."""
+        """Return the columns to move above the table: those with equal values if columns don't fit, and ids if a text
+        would be shortened.
+        """
         everything = list(range(len(self.titles)))
         equal = [at for at in everything[1:] if len(self.rows) > 1 and len({row[at] for row in self.rows}) == 1]
         ids = [at for at in equal if at in self._ids]
@@ -154,9 +156,9 @@ class AnswerTable:
         return max(1, bisect(list(accumulate(size + GAP for size in least)), width + GAP))
 
     def _split_titles(self, columns: Sequence[int], width: int) -> list[list[str]] | None:
-        """Split as few titles as possible over two lines, beginning with the last, so that all columns fit.
+        """Split titles over two lines, as few as possible and beginning with the last one, so that all columns fit.
 
-        None if they can't.
+        Return None if that isn't possible.
         """
         parts = [*map(_split_title, _iter_titles(self.titles, self.rows))]
         heads = [[""] * len(parts), [*self.titles]]
@@ -175,7 +177,7 @@ class AnswerTable:
         return [max(cell_len(row[at]) for row in (*heads, *self.rows)) for at in columns]
 
     def markdown(self) -> Iterator[str]:
-        """Yield the lines of the table in Markdown, with the verdict below it."""
+        """Yield the lines of the table in Markdown, followed by the verdict."""
         marks = ["---" if at < self.texts else "---:" for at in range(len(self.titles))]
         for row in () if self.hidden else ([*map(_escape, self.titles)], marks):
             yield f"| {' | '.join(row)} |"
@@ -204,7 +206,7 @@ def _iter_titles(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
 
 
 def _split_title(column: tuple[str, int]) -> tuple[str, str]:
-    """Split a title over two lines if that makes its column narrower."""
+    """Split a title over two lines if that makes the column narrower."""
     title, cells = column
     cuts = [at for at, letter in enumerate(title) if letter == " "]
     if cell_len(title) <= cells or not cuts:
@@ -228,8 +230,8 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 
 
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
-    """Return the line about the remaining rows: how many there are, and the sum of their first count, not counting rows
-    that are sums.
+    """Return a line about the remaining rows: how many there are, and the sum of the first count in them. Rows that are
+    sums don't count.
     """
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")
@@ -270,14 +272,14 @@ def _escape(text: str) -> str:
 def _code(text: str, bold: bool) -> str:
     """Return a name as code in Markdown, whatever it contains."""
     name = shorten(printable(text.strip()), MARKDOWN_NAME, middle=False).replace("`", "'")
-    name = re.sub(r"\\*\|", r"\\|", name)  # `\\|` would end the cell: GitHub reads an escaped backslash there
+    name = re.sub(r"\\*\|", r"\\|", name)  # `\\|` would end the cell, because GitHub reads an escaped backslash there
     return f"**{_escape(text)}**" if bold else f"`{name}`" if name else ""
 
 
 class AnswerTables:
-    """Collects the answers of a stream and prints them as tables.
+    """Collects the answers of a stream, and prints them as tables.
 
-    A later answer replaces an earlier one of the same name.
+    An answer replaces an earlier one with the same name.
     """
 
     def __init__(self) -> None:
@@ -306,7 +308,9 @@ class AnswerTables:
         return render(self.lines)
 
     def lines(self, width: int) -> Iterator[Text]:
-        """Yield the lines of the tables, with an empty line between them and everything that's missing at the end."""
+        """Yield the lines of the tables, with an empty line between two tables, and finally everything that's
+        missing.
+        """
         for number, table in enumerate(self._tables.values()):
             if number:
                 yield Text()
@@ -320,7 +324,9 @@ class AnswerTables:
 
 
 class AnswerReport:
-    """Collects the answers of a stream and writes them as Markdown or CSV. A later answer replaces an earlier one."""
+    """Collects the answers of a stream, and writes them as Markdown or CSV. An answer replaces an earlier one with the
+    same name.
+    """
 
     def __init__(self, form: str) -> None:
         self._write = _markdown if form == "md" else _csv
@@ -342,7 +348,7 @@ class AnswerReport:
 
 
 def find_missing(answers: Iterable[Record]) -> list[str]:
-    """Return a line for each missing part of the input, without duplicates."""
+    """Return a line for each part of the input that's missing, without duplicates."""
     return [*dict.fromkeys(f"incomplete: {line}" for answer in answers for line in answer.get("incomplete", ()))]
 
 
@@ -356,13 +362,13 @@ def _markdown(answers: list[Record]) -> str:
             return text
     more = "\n\n*There is more than fits.*\n"
     start = text.encode(errors="replace")[: MARKDOWN_SIZE - len(more)].decode(errors="ignore")
-    return start[: start.rfind("\n") + 1] + more  # whole lines, because half a name in backquotes could be HTML
+    return start[: start.rfind("\n") + 1] + more  # whole lines, because half of a name in backquotes might be HTML
 
 
 def _csv(answers: list[Record]) -> str:
-    """Return a block for each answer, with column names on top, and one for missing input.
+    """Return a block for each answer, beginning with the names of its columns, and one for missing input.
 
-    An empty line separates them.
+    There's an empty line between blocks.
     """
     blocks = []
     for answer in answers:

@@ -1,10 +1,10 @@
-"""Shorten names of kernels.
+"""Shorten the names of kernels.
 
     at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)
     vectorized_layer_norm_kernel<float, float, false>
 
-Parameters are dropped first, then namespaces and ABI tags (numba's have 100 letters), then the end. Names that would
-become equal keep the part that differs.
+First, parameters are left out, then namespaces and ABI tags (numba's have 100 letters), and then the end. If names
+would become equal, they keep the part in which they differ.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ WORD = string.ascii_letters + string.digits + "_"
 
 
 def brief_name(kernel: str) -> str:
-    """Return a kernel's name for use in a sentence: demangled, without parameters and namespaces."""
+    """Return a name of a kernel for a sentence: demangled, without parameters and namespaces."""
     return _without_spaces(_without_parameters(readable([kernel])[0]))
 
 
 def fit_names(names: Sequence[str], width: int) -> list[str]:
-    """Shorten readable names to at most `width` columns each. Keeps leading spaces."""
+    """Shorten readable names to at most `width` columns each. Leading spaces are kept."""
     indents = [len(name) - len(name.lstrip()) for name in names]
     told = _tell_apart([name.lstrip() for name in names], width - max(indents, default=0))
     return [" " * indent + told[name.lstrip()] for name, indent in zip(names, indents, strict=True)]
 
 
 def fit_paths(paths: Sequence[str], width: int) -> list[str]:
-    """Shorten paths to at most `width` columns each, in the middle, or where equal results would otherwise differ."""
+    """Shorten paths to at most `width` columns each, in the middle, or where the results would otherwise be equal."""
     found = {path: shorten(path, width, middle=True) for path in paths}
     for alike in _groups(found):
         found |= _cut_apart({path: path for path in alike}, width)
@@ -73,7 +73,7 @@ def _choose(forms: Sequence[str], width: int) -> str:
 
 
 def _groups(found: dict[str, str]) -> list[list[str]]:
-    """Return groups of names with the same short form."""
+    """Return groups of names that have the same short form."""
     groups: dict[str, list[str]] = {}
     for name, text in found.items():
         groups.setdefault(text, []).append(name)
@@ -81,7 +81,9 @@ def _groups(found: dict[str, str]) -> list[list[str]]:
 
 
 def _cut_apart(texts: dict[str, str], width: int) -> dict[str, str]:
-    """Shorten texts by leaving out a part that they share. Texts that still look the same are cut again, separately."""
+    """Shorten texts by leaving out a part that they share. If some still look the same, these are shortened again,
+    separately.
+    """
     same = os.path.commonprefix([*texts.values()])  # noqa: RUF071 - by character
     begin = len(same.rstrip(WORD))
     begin = begin if len(same) - begin < width // 3 else len(same)

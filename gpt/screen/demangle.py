@@ -1,8 +1,8 @@
-"""Demangle kernel names: `_Z6matmulIfEvPT_i` is `matmul<float>(float*, int)`.
+"""Demangle names of kernels: `_Z6matmulIfEvPT_i` is `matmul<float>(float*, int)`.
 
-The C++ runtime does the work. A name can be crafted to expand to any amount of memory, so this happens in a child
-process with limited memory and time. Names that it can't finish stay mangled. Several tables have the same names, and
-forking a process that has read a trace takes milliseconds, so each name is only demangled once.
+The C++ runtime does the work. A malicious name can expand to any amount of memory, so it's done in a child process with
+limited memory and time. If that can't demangle a name, the name stays as it is. Several tables contain the same names,
+and forking a process that has read a trace takes milliseconds, so each name is only demangled once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import resource
 from collections.abc import Sequence
 
-MEMORY = 256 << 20  # bytes on top of current usage
+MEMORY = 256 << 20  # bytes, in addition to the current usage
 SECONDS = 2  # CPU time
-MAX_TEXT = 1 << 16  # bytes of a name that's worth the effort
-MAX_KNOWN = 16 << 20  # characters of names and answers, beyond which all are forgotten
+MAX_TEXT = 1 << 16  # bytes of a name; longer names aren't demangled
+MAX_KNOWN = 16 << 20  # characters of names and results; with more, all are forgotten
 
 _known: dict[str, str] = {}
 _size = 0
@@ -36,7 +36,9 @@ def demangle(names: Sequence[str]) -> list[str]:
 
 
 def _ask(names: Sequence[str]) -> list[str]:
-    """Demangle names in a child process. The result is shorter than the input if a name exceeded the child's limits."""
+    """Demangle names in a child process. If a name exceeds the limits of the child, the result is shorter than the
+    input.
+    """
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -53,10 +55,10 @@ def _ask(names: Sequence[str]) -> list[str]:
 
 
 def _answer(names: Sequence[str], pipe: int) -> None:
-    """Write each demangled name and a NUL; just a NUL if it can't be demangled."""
+    """Write each demangled name, followed by a NUL. If a name can't be demangled, write only the NUL."""
     runtime = ctypes.CDLL("libstdc++.so.6")
     function = runtime.__cxa_demangle
-    function.restype = ctypes.c_char_p  # never freed, since the process exits soon
+    function.restype = ctypes.c_char_p  # never freed, because the process exits soon
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY,) * 2)
@@ -70,5 +72,5 @@ def _answer(names: Sequence[str], pipe: int) -> None:
 
 
 def readable(kernels: list[str]) -> list[str]:
-    """Demangle names of kernels, and drop the return type, which is always void."""
+    """Demangle names of kernels, and leave out the return type, which is always void."""
     return [name.removeprefix("void ") for name in demangle(kernels)]

@@ -1,8 +1,8 @@
-"""Draw a density map: how often each row is used over time, in tones from pale to dark.
+"""Draw a density map: how often each row is accessed over time, in tones from pale to dark.
 
-Rows are in order. Neighboring rows with the same name, such as a tensor, are a band, and a line separates it from the
-next one. The name is to the left of the band. If names would overlap, they move apart, and a line leads from each name
-to its band.
+Rows are in order. Neighboring rows with the same name, such as a tensor's, form a band, which is separated
+from the next one by a line. The name is to the left of the band. If names would overlap, they're moved apart, and a
+line leads from each name to its band.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from gpt.screen.marks import LABEL, SMALL, axis, number_ticks, text_of, unit_of
 
 COLORS, PALEST = "Blues", 0.28  # share of the colors that are too pale on white
-FEW = 20  # colors are logarithmic above this number of accesses
-WIDE = 100  # the scale has only powers of ten if the values differ by a larger factor
-CELL = 1 / 16  # a cell's width, as a share of the axis, at most
+FEW = 20  # with more accesses than this, colors are logarithmic
+WIDE = 100  # if the values differ by a larger factor, the scale has only powers of ten
+CELL = 1 / 16  # maximum width of a cell, as a share of the axis
 LARGEST = 4096  # limit of columns
-ROW, LEAST, MOST = 0.3, 1.2, 5.0  # inches: height of a row at most, limits of the height of all rows
+ROW, LEAST, MOST = 0.3, 1.2, 5.0  # in inches: maximum height of a row, minimum and maximum height of all rows
 LINE = 0.145  # inches from one name to the next
-ROOM = 0.05  # share of the axis between names and rows, for lines that lead to bands
+ROOM = 0.05  # share of the axis between names and rows, for the lines that lead to bands
 GRAY, EMPTY = "#a0aec0", "#f4f6f9"
 
 Record = Mapping[str, Any]
@@ -86,7 +86,7 @@ def _draw_scale(axes: Any, drawn: Any, told: Record, least: float, most: float) 
 
 
 def _name_bands(axes: Any, names: Sequence[str], image: Any) -> None:
-    """Separate the bands, and name as many as there's room for, the ones with the most accesses first."""
+    """Separate the bands, and name as many as there's room for, beginning with the most accesses."""
     import numpy as np
 
     opens = [at for at, name in enumerate(names) if not at or name != names[at - 1]]
@@ -118,7 +118,8 @@ def _name_bands(axes: Any, names: Sequence[str], image: Any) -> None:
 
 
 def spread(middles: Sequence[float], apart: float, low: float, high: float) -> list[float]:
-    """Return places close to these, which are sorted, `apart` from each other and between two limits.
+    """Return places near these `middles`, which are sorted, with a distance of at least `apart` between them, within
+    two limits.
 
     Places that are too close form a group around their common middle.
     """

@@ -1,6 +1,6 @@
-"""Print calls as lines, made from their JSON form.
+"""Print calls as lines, which are made from their JSON form.
 
-A kernel's name goes last, because it's the only part of a line that may be shortened.
+The name of a kernel comes last, because it's the only part of a line that may be shortened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CSV = ("ts", "duration_us", "result", "type", "op", "name", "symbol", "host", "p
 
 
 class EventCsv:
-    """Converts JSON lines to CSV. Keys are columns, and the sizes of a grid are joined with x."""
+    """Converts JSON lines to CSV. Each key is a column, and the sizes of a grid are joined by x."""
 
     def head(self) -> str:
         """Return the line with the column names."""

@@ -1,6 +1,6 @@
-"""Draw a flame graph: a box per frame, as wide as its samples, above the box of its caller.
+"""Draw a flame graph: one box per frame, as wide as its number of samples, above the box of its caller.
 
-`x` are numbers such as samples, `y` collapsed stacks: frames from the outermost on, with semicolons between them.
+`x` are numbers, such as samples. `y` are collapsed stacks: the frames from the outermost on, separated by semicolons.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DEEPEST, LEAST = 40, 1 / 400  # frames; narrower boxes, as a share of the whole, aren't drawn
-CHARACTERS = 190  # the picture's width holds this much text
+DEEPEST, LEAST = 40, 1 / 400  # frames; boxes that are narrower, as a share of the whole, aren't drawn
+CHARACTERS = 190  # this much text fits in the width of the picture
 WARM = 20  # hues from red to yellow
 
 
@@ -19,7 +19,7 @@ def depth_of(stacks: list[str | None]) -> int:
 
 
 def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], column: Mapping[str, Any]) -> None:
-    """Draw stacks, sorted so that equal outer frames touch. `column` is the declaration of `x`."""
+    """Draw stacks, sorted so that equal outer frames are next to each other. `column` is the declaration of `x`."""
     from gpt.screen.marks import number_ticks, text_of
 
     pairs = zip(columns[plot["y"][0]], columns[plot["x"]].tolist(), strict=True)
@@ -57,7 +57,7 @@ def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], c
 
 
 def _color(name: str) -> Any:
-    """Return a warm color for a name, always the same."""
+    """Return a warm color for a name. It's always the same."""
     from zlib import crc32
 
     from matplotlib import colormaps

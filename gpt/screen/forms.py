@@ -1,4 +1,4 @@
-"""Forms of plots: for each, a function that draws the columns of a `plot` in a panel."""
+"""The forms of plots. For each form, there's a function that draws the columns of a `plot` in a panel."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from gpt.screen.marks import (
 FILLED = 0.35  # opacity of a histogram
 GROWS, WIDE = 8, 1000  # a histogram gets a logarithmic axis above these ratios of column widths and heights
 BARS = 30  # limit
-SEEN = 1 / 500  # share of the longest bar; shorter bars are invisible
-SIDE = 5  # margin of a histogram with a single column, in columns
-ROOM = 0.1  # space for text to the right of the longest bar
-LABELS = 40  # limit of row labels
+SEEN = 1 / 500  # bars shorter than this share of the longest one are invisible
+SIDE = 5  # margin of a histogram that has a single column, as a number of columns
+ROOM = 0.1  # space for text after the longest bar
+LABELS = 40  # limit for the labels of rows
 NUMBER = 16  # columns of the text at a bar
-MANY = 20_000  # above this, spans in an .svg are a bitmap instead of shapes
-BAR = 0.9  # total height of a row's bars
+MANY = 20_000  # with more spans than this, an .svg has a bitmap instead of shapes
+BAR = 0.9  # total height of the bars in a row
 COLORS, EDGES = "viridis", 1 / 200  # spans have edges if the median is longer than this share of the time
 PALEST = 0.25  # opacity of the smallest value
 GRAY = "#4a5568"
 
 Record = Mapping[str, Any]
-Columns = dict[str, Any]  # arrays with NaN for no value, or lists of text
+Columns = dict[str, Any]  # arrays in which NaN stands for no value, or lists of text
 
 
 def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
-    """Return the rows that get a separate bar, and the rows that are combined in one more bar.
+    """Return the rows that get a bar of their own, and the rows that are combined in an additional bar.
 
-    If each bar is a single value, the longest come first, rows without a value get no bar, and bars that are too short
-    to see are combined. On a logarithmic axis, none is too short.
+    If each bar is a single value, the longest bars come first, rows without a value get no bar, and bars that would be
+    invisible are combined. On a logarithmic axis, all bars are visible.
     """
     import numpy as np
 
-    rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # other rows are sums
+    rows = [at for at, label in enumerate(columns[plot["x"]]) if label is not None]  # the others are sums
     if len(plot["y"]) > 1:
         return rows[:BARS], rows[BARS:]
     size = np.abs(np.nan_to_num(columns[plot["y"][0]]))
@@ -61,7 +61,7 @@ def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
 
 
 def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw bars with names and values, and one gray bar for the rest."""
+    """Draw bars with names and values, and a gray bar for the rest."""
     import numpy as np
 
     places, rest = choose_bars(plot, columns)
@@ -125,9 +125,9 @@ def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _label_bars(plot: Record, columns: Columns, told: Mapping[str, Record], places: Sequence[int]) -> list[str]:
-    """Return the label of each bar. A bar that's part of the row above is labelled with the part's name."""
+    """Return the label of each bar. If a bar is part of the row above it, that's the name of the part."""
     texts = [columns[plot["x"]][at] for at in places]
-    whole = told[plot["x"]].get("shown") == "never"  # the column only exists for the picture
+    whole = told[plot["x"]].get("shown") == "never"  # the column is only for the picture
     under = next((name for name, of in told.items() if of.get("shown") == "under" and not whole), plot["x"])
     names = labels_of(texts) if told[plot["x"]].get("unit") == "kernel" else {name: _cut(name) for name in texts}
     parts = [columns[under][at] if under != plot["x"] else None for at in places]
@@ -139,7 +139,7 @@ def _cut(text: str) -> str:
 
 
 def _draw_levels(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw values over time; each holds until the next one."""
+    """Draw values over time. Each value is valid until the next one."""
     _draw_lines(axes, plot, columns, told)
     for line in axes.get_lines():
         line.set_drawstyle("steps-post")
@@ -177,7 +177,7 @@ def _draw_lines(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _mark(points: int) -> dict[str, Any]:
-    """Return the style of a line. A single point needs a marker to be visible."""
+    """Return the style of a line. A line with a single point needs a marker to be visible."""
     return {"lw": 1, "marker": "o" if points == 1 else None, "ms": 4}
 
 
@@ -202,7 +202,7 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
     grows = left.min() >= 0 and (right - left).max() > GROWS * (right - left).min()
     unit, scale = unit_of(told[plot["x"]].get("unit", ""), float(right.max()))
     whole = bool((left % 1 == 0).all() and (right % 1 == 0).all())
-    if whole and (right - left == 1).all():  # a column per integer, centered on it
+    if whole and (right - left == 1).all():  # a column for each integer, centered on it
         left, right = left - 0.5, right - 0.5
     series = columns[plot["color"]] if "color" in plot else [None] * len(left)
     labels = labels_of(series)
@@ -213,7 +213,7 @@ def _draw_histogram(axes: Any, plot: Record, columns: Columns, told: Mapping[str
         heights[np.searchsorted(edges, left[here] / scale)] = height[here]
         axes.stairs(heights, edges, fill=True, alpha=FILLED, color=color, label=labels.get(name))
         axes.stairs(heights, edges, color=color, lw=1)
-    if left.min() == left.max():  # otherwise a constant would be as wide as the picture
+    if left.min() == left.max():  # otherwise, a constant would be as wide as the picture
         width = (right[0] - left[0]) / scale
         axes.set_xlim(left[0] / scale - SIDE * width, right[0] / scale + SIDE * width)
     number_ticks(axes.xaxis, {"type": "u64"} if whole else told[plot["x"]], scale)
@@ -257,7 +257,7 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
     )
     edge = 0.3 if np.median(right - left) > EDGES * right.max() else 0
     drawn = PolyCollection(corners, cmap=COLORS, edgecolors="white" if edge else "face", linewidths=edge)
-    drawn.set_snap(False)  # so that bars narrower than a pixel blend
+    drawn.set_snap(False)  # bars that are narrower than a pixel are blended
     drawn.set_rasterized(len(rows) > MANY)
     axes.add_collection(drawn)
     first = left.min() if left.min() > right.max() / 2 else 0

@@ -1,7 +1,8 @@
-"""Tables that fit the screen: text columns first, which may be shortened, then numbers, which never are.
+"""Tables that fit the screen. Columns with text come first and may be shortened; columns with numbers come after them
+and never are.
 
-A row is a single line whatever its names contain; `--json` has the full names. A folder that all paths share is printed
-only once, above the table. Lines are rich's Text, which has colors but no width.
+A row is a single line, whatever is in its names; `--json` has the full names. If all paths have a folder in common,
+it's printed only once, above the table. Lines are rich's Text, which has colors but no width.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from gpt.base.printable import printable, shorten
 from gpt.screen.brief import fit_names, fit_paths
 
 NO_TERMINAL, WIDEST = 80, 160  # columns
-LEAST = 12  # columns that a text keeps at least
-LONGEST = 2000  # longest text to process, in characters
+LEAST = 12  # minimum width of a text
+LONGEST = 2000  # longest text that's processed, in characters
 GAP = 2  # spaces between columns
 
 
 def screen_width() -> int:
-    """Return the width of the screen: COLUMNS, or the terminal's width up to 160, or 80 without a terminal."""
+    """Return the width of the screen: COLUMNS, or up to 160 columns of the terminal, or 80 if there's no terminal."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isascii() and columns.isdecimal() and int(columns[:6]):
         return int(columns[:6])
-    try:  # a pipe may lead to a pager on the terminal of standard error; a file has no width
+    try:  # a pipe may lead to a pager, on the same terminal as standard error; a file has no width
         for file in (1, 2) if stat.S_ISFIFO(os.fstat(1).st_mode) else (1,):
             if os.isatty(file) and (found := os.get_terminal_size(file).columns):
                 return min(found, WIDEST)
@@ -61,7 +62,7 @@ def _cut(text: str) -> str:
 
 
 class Grid:
-    """A table with a header. The first `texts` columns are text; with `paths`, the very first one has paths."""
+    """A table with a header. The first `texts` columns are text. With `paths`, the first column has paths."""
 
     def __init__(
         self, *columns: str, texts: int = 1, paths: bool = False, kernels: Collection[int] = (),
@@ -69,8 +70,8 @@ class Grid:
     ) -> None:  # fmt: skip
         """Make a table with these columns.
 
-        `kernels` and `functions` are the numbers of columns with names of kernels, and of functions of the driver. The
-        latter are cut in the middle, since many begin alike.
+        `kernels` and `functions` are the numbers of columns with names of kernels, and with names of driver functions,
+        which are shortened in the middle, because many of them begin in the same way.
         """
         self._texts = texts
         self._kernels = kernels
@@ -88,7 +89,7 @@ class Grid:
         self._styles.append(style)
 
     def least(self) -> int:
-        """Return the width of the table if all texts are shortened to the minimum."""
+        """Return the width that the table has if all texts are shortened as much as possible."""
         widths = _widths(self._rows)
         return _sum(min(width, LEAST) if at < self._texts else width for at, width in enumerate(widths))
 
@@ -137,7 +138,9 @@ def _sum(widths: Iterator[int] | Sequence[int]) -> int:
 
 
 def render(lines: Callable[[int], Iterator[Text]]) -> str:
-    """Lay out lines for the width of the screen and return their text, with colors if standard output is a terminal."""
+    """Lay out lines for the width of the screen, and return their text, with colors if standard output is a
+    terminal.
+    """
     import io
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Annotations of plots: units, ticks, labels and colors of axes and legends."""
+"""The annotations of plots: units, ticks, labels and colors of axes and legends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpt.screen.brief import fit_names
 from gpt.screen.demangle import readable
 from gpt.screen.units import TIMES, UNITS, human_count, human_time
 
-NAMES, LABEL, SMALL = 24, 48, 8  # limit of names in a legend; columns of a label; font size
+NAMES, LABEL, SMALL = 24, 48, 8  # names in a legend, columns of a label, font size
 BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 MICRO = "\N{MICRO SIGN}s"
-SMALLEST = 1e-4  # magnitudes below and above are written in scientific notation
+SMALLEST = 1e-4  # numbers outside of these limits are in scientific notation
 LARGE, FAR = 1e9, 1000  # axis numbers this large, and this many times the axis length, become distances
 
 Record = Mapping[str, Any]
@@ -42,7 +42,7 @@ def unit_of(unit: str, most: float) -> tuple[str, float]:
 
 
 def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
-    """Write readable numbers along a linear axis; only integers if the column has only integers."""
+    """Write readable numbers along a linear axis. If the column has only integers, the numbers are integers, too."""
     from matplotlib.ticker import MaxNLocator
 
     whole = scale == 1 and told.get("type", "f64")[0] in "iu"
@@ -51,9 +51,9 @@ def number_ticks(side: Any, told: Record, scale: float = 1.0) -> None:
 
 
 def _make_formatter() -> Any:
-    """Return a formatter for axis numbers.
+    """Return the function that formats the numbers on an axis.
 
-    Large, close numbers become distances from the first, which is the axis offset.
+    Large numbers that are close together are shown as distances from the first, which becomes the offset of the axis.
     """
     from matplotlib.ticker import Formatter
 
@@ -74,7 +74,7 @@ def _make_formatter() -> Any:
 
 
 def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 0) -> None:
-    """Make the horizontal axis logarithmic, with a unit at each number; `from_zero` is the first number after 0."""
+    """Make the horizontal axis logarithmic, with a unit after each number. `from_zero` is the first number after 0."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("symlog" if from_zero else "log", **({"linthresh": from_zero} if from_zero else {}))
@@ -83,7 +83,7 @@ def logarithmic_ticks(axes: Any, told: Record, scale: float, from_zero: float = 
 
 
 def human_of(told: Record) -> Callable[[Any], str]:
-    """Return the function that formats a single number of a column. Small shares keep enough digits to differ."""
+    """Return the function that formats a single number of a column. Small shares get enough digits to differ."""
     unit = told.get("unit", "")
     if unit == "%":
         return lambda share: f"{share:.3g} %"
@@ -99,30 +99,30 @@ def _number(value: float) -> str:
 
 
 def text_of(text: str, width: int, middle: bool = False) -> str:
-    """Escape text for matplotlib: `$` starts a formula, and a leading `_` hides it from legends.
+    """Escape text for matplotlib, where `$` begins a formula, and `_` at the beginning hides it from legends.
 
-    Text that's too long is cut at the end, or in the `middle`.
+    Text that's too long is shortened at its end, or with `middle`, in the middle.
     """
     text = shorten(printable(text), width, middle=middle).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def labels_of(names: Iterable[Any]) -> dict[Any, str]:
-    """Return a label for each name on an axis or in a legend, whether it's a kernel or not."""
+    """Return a label for each name on an axis or in a legend. Some of them may be kernels."""
     found = [name for name in dict.fromkeys(names) if isinstance(name, str)]
     fitted = fit_names([printable(name) for name in readable(found)], LABEL)
     return {name: text_of(label, LABEL) for name, label in zip(found, fitted, strict=True)}
 
 
 def hues_of(names: Sequence[str | None]) -> dict[str | None, Any]:
-    """Return a color for each name, in order of appearance; gray for None."""
+    """Return a color for each name, in the order in which they first occur. None is gray."""
     known = dict.fromkeys(name for name in names if name is not None)
     found: dict[str | None, Any] = {name: hue(at) for at, name in enumerate(known)}
     return found | ({None: (0.5, 0.5, 0.5)} if None in names else {})
 
 
 def hue(number: int) -> Any:
-    """Return a color: first ten strong colors, then paler versions of these, then the same twenty again."""
+    """Return a color: the first ten are strong, the next ten are paler versions of these, and then they're repeated."""
     from matplotlib import colormaps
 
     return colormaps["tab20"](2 * number % 20 + number // 10 % 2)[:3]
@@ -141,5 +141,5 @@ def name_hues(axes: Any, hues: Mapping[str | None, Any]) -> None:
 
 
 def legend(axes: Any, **more: Any) -> None:
-    """Draw a legend beside a panel, where it doesn't hide anything."""
+    """Draw a legend next to a panel, where it doesn't hide anything."""
     axes.legend(fontsize=SMALL, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), **more)

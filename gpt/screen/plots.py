@@ -1,7 +1,7 @@
-"""Draw answers as pictures, as their `plots` describe, so no analysis is treated specially here.
+"""Draw answers as pictures, according to their `plots`, so no analysis is treated specially here.
 
-Each plot is a panel with a form (forms.py). An answer without plots gets bars: its first numeric column with a unit,
-for each text of its first column.
+Each plot is a panel of a certain form (forms.py). An answer without plots is drawn as bars: the first numeric column
+with a unit, for each text in the first column.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SUFFIXES = (".png", ".svg")
 WIDTH, DPI = 11.0, 150  # inches, dots per inch
 ROW, MARGIN, LEAST, MOST = 0.16, 1.6, 3.0, 14.0  # inches: height of a row, margins, limits of a panel's height
 ROOFS = 6.0  # height of a roofline in inches
-MISSING = "#b91c1c"  # color of what's said about missing data
+MISSING = "#b91c1c"  # color of the text about missing data
 OVER_TIME = ("spans", "lines", "levels")  # forms
-SAME_END = 0.02  # axes of the same time may end this much apart, since some have a margin
+SAME_END = 0.02  # two axes with the same time may differ by this much at their ends, because some have a margin
 NAME, SENTENCE = 90, 105  # columns of a title, and of a line below it
 
 
@@ -44,13 +44,14 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, answers: Sequence[Record]) -> None:
-    """Draw the answers that have plots, or the first one. Raises OSError if the picture can't be written.
+    """Draw the answers that have plots, or if none has, the first one. Raises OSError if the picture can't be written.
 
-    Raises GptError if there is nothing to draw.
+    Raises GptError if there's nothing to draw.
     """
     import matplotlib
 
-    # A matplotlibrc in the working directory, which may be another user's, can have LaTeX or any module run.
+    # A matplotlibrc in the working directory can make matplotlib run LaTeX or any module, and it may belong to another
+    # user.
     matplotlib.rcdefaults()
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -95,7 +96,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _align(panels: Sequence[Any]) -> None:
-    """Align panels with the same time axis, some of which have a color scale beside them."""
+    """Align panels that have the same time axis, although some of them have a scale of colors at their side."""
     places = [axes.get_position() for axes in panels]
     left, right = max(place.x0 for place in places), min(place.x1 for place in places)
     edges = [axes.get_xlim() for axes in panels]
@@ -115,7 +116,7 @@ def _bars_of(answer: Record) -> list[Record]:
 
 
 def _read(answer: Record) -> Columns:
-    """Return the columns of an answer, with NaN for infinite values."""
+    """Return the columns of an answer, in which infinite values are replaced by NaN."""
     found = _read_all(answer)
     return {name: column if isinstance(column, list) else _finite(column) for name, column in found.items()}
 
@@ -160,7 +161,7 @@ def _choose(columns: Columns, answer: Record, plot: Record) -> Columns:
 
 
 def _differs(columns: Columns, plot: Record) -> bool:
-    """Return False if a panel shows one value: a histogram with one column, or lines with a point each."""
+    """Return False if a panel shows a single value: a histogram with one column, or lines of one point each."""
     import numpy as np
 
     if plot["form"] == "histogram":
@@ -171,7 +172,7 @@ def _differs(columns: Columns, plot: Record) -> bool:
 
 
 def _describe_equal(columns: Columns, plot: Record, known: Mapping[str, Record]) -> str:
-    """Say what a panel with one value shows."""
+    """Return a sentence about a panel that shows a single value."""
     if plot["form"] != "histogram":
         return "one point per line"
     low, high = columns[plot["x"]][0], columns[plot["end"]][0]
@@ -199,9 +200,9 @@ def _height(plot: Record, columns: Columns) -> float:
 
 
 def _title(axes: Any, text: str) -> None:
-    """Write the first line as the title of a panel and the others smaller below it.
+    """Write the first line as the title of a panel, and the others below it, smaller.
 
-    Their length doesn't affect the layout.
+    The layout doesn't depend on their length.
     """
     first, *rest = text.split("\n")
     more = [line for one in rest for line in textwrap.wrap(printable(one), SENTENCE, break_on_hyphens=False)]

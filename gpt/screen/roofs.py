@@ -1,11 +1,12 @@
-"""Draw a roofline: points under the roofs of devices, with two logarithmic axes.
+"""Draw a roofline: points below the roofs of devices, on two logarithmic axes.
 
-`x` is operations per byte. `y` are rates: of the point and of its roof for operations (both 10^12 a second), of its
-roof for bytes, and of its own bytes (10^9 a second); then come the roofs for operations of other precisions, which have
-the titles of their columns. Points below the dashed line, LOW of the roof, are limited by latency.
+`x` is operations per byte. `y` has these rates, in order: operations of the point, its roof for operations (both in
+10^12 a second), its roof for bytes, bytes of the point (both in 10^9 a second), and the roofs for operations with other
+precisions, which are named after the titles of their columns. Points below the dashed line, at LOW of the roof, are
+limited by latency.
 
-A point that does no operations has no place on the axis of intensity. It's drawn hollow in a strip at the left, as far
-below the roof for bytes as its own rate is. Other points that such axes can't show are left out.
+A point that performs no operations has no place on the axis of intensity. It's drawn as a hollow point in a strip at
+the left, as far below the roof for bytes as its rate is. Other points that can't be shown on such axes are left out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 LOW = 0.1
 MARKERS = "osD^v<>PX*"  # several points may coincide
-NAMED = 16  # limit of points in the legend
-WIDER = 8.0  # axes extend this factor beyond the outermost point or ridge
+NAMED = 16  # limit for the points in the legend
+WIDER = 8.0  # axes extend beyond the outermost point or ridge by this factor
 STRIP = 3.0  # width of the strip for points without operations, as a factor
 GRAY, PALE = "#4a5568", "#a0aec0"
 SMALL = 8
@@ -26,7 +27,9 @@ MAIN = "FP16, BF16"
 def draw_roofs(
     axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], labels: Mapping[str, str], titles: Mapping[str, str]
 ) -> None:
-    """Draw points and roofs; `labels` has the legend text of each name, `titles` of each column."""
+    """Draw points and roofs. `labels` has the text in the legend for each name, and `titles` has the title of each
+    column.
+    """
     import numpy as np
 
     from gpt.screen.marks import hue, legend
@@ -81,7 +84,7 @@ def draw_roofs(
 def _draw_others(
     axes: Any, lower: list[tuple[float, str]], rate: float, right: float, titles: Mapping[str, str]
 ) -> None:
-    """Draw the roofs of other precisions; those with the same rate share a line."""
+    """Draw the roofs for other precisions. Precisions with the same rate share a line."""
     lines: dict[float, list[str]] = {}
     for value, name in lower:
         lines.setdefault(value, []).append(titles[name])

@@ -1,8 +1,8 @@
-"""The tables that stages print on a terminal, or on request.
+"""The tables that stages print on a terminal, or when they're asked to.
 
-All stages share one summary, since a table depends on the records and not on the stage that wrote them: elements by
-architecture, tallies by reason, patched libraries, and a count of the rest. It keeps only the values that its rows
-need, and only takes records that have the declared form (gpt/stream/records.py).
+All stages use the same summary, because a table depends on the records, and not on the stage that wrote them: elements
+by architecture, tallies by reason, patched libraries, and a count of everything else. It keeps only the values that its
+rows need, and accepts only records that have the declared form (gpt/stream/records.py).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TRIMMED = ("kernels", "functions", "code", "size_before", "size_after")
 RECOMPRESSED = ("size_before", "size_after", "time")
 MODES = {"fill", "hole", "compact", "copy"}
 KEPT, TOTAL = "kept", "total"
-MAX_REASONS = 12  # limit of reasons with a column of their own
+MAX_REASONS = 12  # limit for the reasons that get a column of their own
 NAME = 40  # columns of a name in a sentence
 
 
 class LibraryTables:
-    """Collects the records of a stream and prints tables of them."""
+    """Collects the records of a stream, and prints tables of them."""
 
     def __init__(self) -> None:
         self._titles: dict[str, str] = {}
@@ -48,18 +48,18 @@ class LibraryTables:
         self._tallied: dict[tuple[str, str], dict[str, Counter[str]]] = {}  # library, arch -> reason -> COUNTS
         self._patched: list[Record] = []
         self._trimmed: Counter[str] = Counter()
-        self._whole: Counter[str] = Counter()  # reason why an element could not be trimmed -> elements
+        self._whole: Counter[str] = Counter()  # reason why an element couldn't be trimmed -> number of elements
         self._left: Counter[str] = Counter()  # reason -> unused kernels in these elements
         self._repacked: list[Record] = []
         self._recompressed: dict[tuple[str, str, str], Counter[str]] = {}  # type, arch, codec before -> sums
         self._each: dict[str, list[Record]] = {}  # recompressed elements by library, with --verbose
-        self._zeroed: Counter[str] = Counter()  # reason why its kernels could not be dropped -> elements
+        self._zeroed: Counter[str] = Counter()  # reason why kernels couldn't be dropped -> number of elements
         self._modules: list[tuple[str, ...]] = []
         self._answers: AnswerTables | None = None
         self._kernels: list[Record] = []
         self._probed: list[tuple[str, str, list[int]]] = []  # name, why it has no probes, counts
-        self._functions: dict[int, str] = {}  # names of probed kernels
-        self._launches: dict[int, Counter[str]] = {}  # by probed kernel
+        self._functions: dict[int, str] = {}  # names of kernels with probes
+        self._launches: dict[int, Counter[str]] = {}  # by kernel with probes
         self._takers: dict[str, Callable[[Record], None]] = {
             "library": self._add_library,
             "element": self._add_element,
@@ -75,7 +75,7 @@ class LibraryTables:
         }
 
     def add(self, record: Record) -> str | None:
-        """Add a record; kinds without a table are ignored. Returns an error message if it's malformed."""
+        """Add a record. Kinds without a table are ignored. Return an error message if it's malformed."""
         if record["kind"] not in self._takers:
             return None
         if fault := records.check(record):
@@ -87,7 +87,7 @@ class LibraryTables:
         return None
 
     def take(self, record: Record) -> None:
-        """Add a record that was checked. Raises MalformedError."""
+        """Add a record that has been checked. Raises MalformedError."""
         if take := self._takers.get(record["kind"]):
             take(record)
 
@@ -133,7 +133,7 @@ class LibraryTables:
         self._modules.append((record["module"], record["arch"], *counts))
 
     def _add_kernel(self, record: Record) -> None:
-        if "function" in record:  # in a trace, the launches count, not the kernel
+        if "function" in record:  # in a trace, launches are shown instead of kernels
             self._functions[record["id"]] = record["name"]
             return
         if "registers" in record:
@@ -156,12 +156,14 @@ class LibraryTables:
 
     @property
     def _tallies(self) -> dict[str, dict[str, Counter[str]]]:
-        """Return the tallies by library, or by library and --arch if it's cut for each of several."""
+        """Return the tallies by library, or if there are several --arch, by library and --arch."""
         several = len({arch for _, arch in self._tallied}) > 1
         return {f"{library} {arch}" if several else library: rows for (library, arch), rows in self._tallied.items()}
 
     def text(self) -> str:
-        """Return the tables of the last stage that did something: patched libraries, else tallies, else elements."""
+        """Return the tables of the last stage that did something: patched libraries, or else tallies, or else
+        elements.
+        """
         return render(self._lines)
 
     def _lines(self, width: int) -> Lines:
@@ -283,7 +285,9 @@ def _recompressed_grid(rows: dict[tuple[str, str, str], Counter[str]]) -> Grid:
 
 
 def _each_grid(rows: Iterable[Record]) -> Grid:
-    """Return a table of the recompressed elements of a library, with what each gained and took."""
+    """Return a table of the elements in a library that were compressed again, with the bytes saved and the time
+    taken.
+    """
     grid = Grid("offset", "arch", "type", "packed", "before", "zstd", "less", "time", texts=4)
     for row in rows:
         before, after = row["size_before"], row["size_after"]
@@ -294,7 +298,7 @@ def _each_grid(rows: Iterable[Record]) -> Grid:
 
 
 def _zstd_grid(patched: Iterable[Record]) -> Grid:
-    """Return a table of sizes before and after the cut if everything were packed with zstd at level 19."""
+    """Return a table of the sizes before and after the cut, if everything were packed with zstd at level 19."""
     grid = Grid("library", "zstd 19 before", "after", "less", paths=True)
     total: Counter[str] = Counter()
     rows = [row for row in patched if "zstd_before" in row]
@@ -341,7 +345,9 @@ def _kept_last(rows: dict[str, Counter[str]]) -> list[str]:
 
 
 def _library_grid(tallies: dict[str, dict[str, Counter[str]]], width: int) -> Grid:
-    """Return a table with a row per library: elements and kernels, kept and in total, and bytes removed, by reason."""
+    """Return a table with a row for each library: elements and kernels, kept and in total, and the bytes removed for
+    each reason.
+    """
     sums = _sum_up(tallies.values())
     reasons = [reason for reason in sums if reason != KEPT]
     if len(reasons) <= MAX_REASONS:
@@ -354,7 +360,7 @@ def _library_grid(tallies: dict[str, dict[str, Counter[str]]], width: int) -> Gr
 def _library_rows(
     tallies: dict[str, dict[str, Counter[str]]], sums: dict[str, Counter[str]], columns: dict[str, list[str]]
 ) -> Grid:
-    """Return the same table with these columns; each adds up some reasons."""
+    """Return the same table with these columns, each of which adds up certain reasons."""
     grid = Grid("library", "elements", "left", "kernels", "left", *columns, paths=True)
     for name, rows in [*tallies.items(), (TOTAL, sums)]:
         whole, kept = sum(rows.values(), Counter[str]()), rows.get(KEPT, Counter[str]())
@@ -379,7 +385,7 @@ def _tally_grid(rows: dict[str, Counter[str]]) -> Grid:
 
 
 def _kernel_grid(kernels: list[Record]) -> Grid:
-    """Return the resources of assembled kernels, each with the change by probes if it's known."""
+    """Return the resources of kernels that were assembled, each with the change due to probes, if it's known."""
     grid = Grid("kernel", "arch", "regs", "spills", "stack", "shared", "const", texts=2)
     for kernel, name in zip(kernels, readable([kernel["name"] for kernel in kernels]), strict=True):
         grid.add(name, kernel.get("arch", ""), *(_with_change(kernel, key) for key in NEEDS))
@@ -403,7 +409,7 @@ def _probed_lines(kernels: list[tuple[str, str, list[int]]], width: int) -> Line
 
 
 def _with_change(kernel: Record, key: str) -> str:
-    """Return `40`, or `40 (+4)` if it was 36 without probes."""
+    """Return `40`, or if it was 36 without probes, `40 (+4)`."""
     value, before = kernel.get(key), kernel.get(f"{key}_before")
     if value is None:
         return "-"

@@ -9,7 +9,7 @@ TIMES = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def human(size: float) -> str:
-    """Format a size with three digits, in the largest binary unit of which it has at least one."""
+    """Format a size with three digits, in the largest binary unit that gives at least 1."""
     size = round(size)
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while abs(value) >= 1023.5 and len(units) > 1:
@@ -19,13 +19,13 @@ def human(size: float) -> str:
 
 
 def human_count(number: float, sign: str = "-") -> str:
-    """Format a number with thousands separators, or with three digits if it's below 1,000 or absurdly large."""
+    """Format a number with thousands separators, or with three digits if it's below 1,000 or unreasonably large."""
     number = round(number) if 999.5 <= abs(number) < 10**12 else number
     return f"{number:{sign},}" if isinstance(number, int) and abs(number) < 10**12 else f"{number:{sign}.3g}"
 
 
 def exact_count(number: float) -> str:
-    """Format a number with all digits, since clocks and addresses differ only in the last ones."""
+    """Format a number with all of its digits, because clocks and addresses differ only in the last ones."""
     return f"{round(number):,}" if abs(number) >= 1000 else human_count(number)
 
 
@@ -49,8 +49,8 @@ def human_share(share: float) -> str:
 
 
 def kept_share(kept: int, dropped: int, noun: str = "record", blocks: tuple[int, int] | None = None) -> str:
-    """Return the percentage of records that probes kept, and from which blocks: the first and the last. 100 and 0 % are
-    only used if they're exact.
+    """Return the percentage of records that probes kept, and the first and the last block that they're from. 100 and 0
+    % are only used if they're exact.
     """
     share = 100 * kept / (kept + dropped) if kept + dropped else 100.0
     text = "0.0" if not kept else f"{min(share, 99.9) if dropped else share:.1f}" if share >= 0.1 else f"{share:.2g}"

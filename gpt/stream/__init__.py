@@ -13,7 +13,7 @@ MODULES = {"jsonl", "packed", "reasons", "record_code", "record_runs", "records"
 
 
 def __getattr__(name: str) -> Any:
-    """Look a name up in gpt.stream.wire, which is only imported when it is needed."""
+    """Look up a name in gpt.stream.wire, which is imported only when it's needed."""
     if name in MODULES:  # not imported yet
         raise AttributeError(name)
     from gpt.stream import wire

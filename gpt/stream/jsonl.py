@@ -1,12 +1,12 @@
-"""Convert records to JSON lines and back, for jq, a pager and a shell (`--json`, `--from-json`).
+"""Convert records to JSON lines and back, for jq, a pager or a shell (`--json`, `--from-json`).
 
-JSON lacks bytes, infinity and NaN, text that isn't UTF-8, map keys other than text, and integers beyond 2^53 that every
-reader keeps. We write these as maps with one key: `{"$int": "n"}`, `{"$b64": ".."}`, `{"$float": "nan"}`,
-`{"$raw": ".."}` (base64 too), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`. A map that looks like one of
-them is wrapped in `{"$map": ..}`, so reading a line always returns the original record.
+JSON has no bytes, no infinity and NaN, no text that isn't UTF-8, no map keys except text, and no integers above 2^53
+that every reader preserves. We write these as maps with a single key: `{"$int": "n"}`, `{"$b64": ".."}`, `{"$float":
+"nan"}`, `{"$raw": ".."}` (also base64), `{"$ext": [code, ".."]}`, `{"$pairs": [[key, value], ..]}`. A map that looks
+like one of them is wrapped in `{"$map": ..}`, so reading a line always gives the original record.
 
-Packed rows are for programs, so each row becomes a line of its own. Rows of traces stay separate records when they are
-read; rows of an `answer` are put back into it.
+Packed rows are for programs, so in JSON, each row becomes a line of its own. When lines are read, rows of traces remain
+separate records, and rows of an `answer` are put back into it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def decode(value: Any, room: int = MAX_NESTING) -> Any:
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a record: one per packed row, otherwise one. Raises MalformedError."""
+    """Yield the lines of a record: one for each packed row, or else one for the record. Raises MalformedError."""
     if record["kind"] == "answer":
         yield from _answer_lines(record)
     elif record["kind"] in records.ROWS:
@@ -127,7 +127,7 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Yield a line per row, with the other keys of the record. Rows of zero bytes are padding."""
+    """Yield a line for each row, with the other keys of the record. Rows that consist of zeros are padding."""
     fields = packed.parse_fields(record)
     kind, stride, rows = record["kind"], record["stride"], record["rows"]
     packed.check_rows(kind, rows, stride)
@@ -140,7 +140,7 @@ def _row_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _answer_lines(record: dict[str, Any]) -> Iterator[str]:
-    """Yield a line without the rows, then a line per row, which leaves out columns without a value."""
+    """Yield a line without the rows, and then a line for each row. Columns without a value are left out."""
     fields, rows = packed.unpack_rows(record)
     common = {"kind": records.ANSWER_ROW, "answer": record["name"]}
     names = _check_names("answer", fields, common)
@@ -165,15 +165,15 @@ def _dump(record: dict[str, Any]) -> str:
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[Record]:
-    """Yield the records of JSON lines, and check that they form segments.
+    """Yield the records in JSON lines, and check that they form segments.
 
-    Raises MalformedError with the line's number.
+    Raises MalformedError with the number of the line.
     """
     yield from check_segments(_gather_rows(_parse_lines(file, name)), name)
 
 
 def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
-    """Put rows back into the `answer` that precedes them."""
+    """Put rows back into the `answer` before them."""
     answer: _AnswerLines | None = None
     for record, where in found:
         if answer and answer.add(record, where):
@@ -190,7 +190,7 @@ def _gather_rows(found: Iterable[tuple[Record, str]]) -> Iterator[tuple[Record, 
 
 
 class _AnswerLines:
-    """An answer that is read line by line. Faults are reported with the line of the answer or row."""
+    """An answer that's read line by line. Faults are reported with the line of the answer or the row."""
 
     def __init__(self, head: Record, where: str) -> None:
         if fault := records.check(head | {"stride": 0, "texts": [], "rows": b""}):
@@ -201,7 +201,7 @@ class _AnswerLines:
             self._rows = packed.Packer(head["columns"])
 
     def add(self, record: Record, where: str) -> bool:
-        """Add a row and return True, if the record is a row of this answer."""
+        """If the record is a row of this answer, add it and return True."""
         if record["kind"] != records.ANSWER_ROW or record.get("answer") != self._head["name"]:
             return False
         with _located(where):

@@ -1,11 +1,11 @@
 """Packed rows: check the fields that a record declares, and unpack its rows.
 
-A row has `stride` bytes, and each field is at its offset, little-endian. The record chooses the layout and can't be
-trusted, so always parse its fields with `parse_fields` before unpacking rows.
+A row has `stride` bytes, and each field is at its offset, in little-endian order. The record determines the layout and
+can't be trusted, so always parse its fields with `parse_fields` before you unpack rows.
 
-An `answer` has columns instead of fields. A `text` column holds an index into the record's `texts`. So does a `number`
-column, whose text is an integer of up to 64 bits or a float, in decimals; it's for columns that mix both. If a type
-ends in `?`, its greatest number, or NaN for floats, means that the row has no value.
+An `answer` has columns instead of fields. In a `text` column, values are indexes into the record's `texts`. The same is
+true for a `number` column, in which each text is an integer of up to 64 bits or a float, in decimal; it's for columns
+that contain both. If a type ends in `?`, its largest number, or for floats NaN, means that the row has no value.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TYPES = {  # the names in struct and numpy, after `<`
     "f16": "e", "f32": "f", "f64": "d",
 }  # fmt: skip
 TEXT, NUMBER = "text", "number"
-LONGEST = 64  # characters in a number
+LONGEST = 64  # characters of a number
 DECIMALS = re.compile(r"-?(?:[0-9]+((?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)|(inf|nan))")
 
 
 class RowField(NamedTuple):
-    """A field of a row. `code` is its format character in struct and numpy, `size` is in bytes."""
+    """A field of a row. `code` is its format character in struct and numpy; `size` is in bytes."""
 
     name: str
     type: str
@@ -48,17 +48,17 @@ class RowField(NamedTuple):
 
     @property
     def none(self) -> Any:
-        """Return the value that means no value."""
+        """Return the value that stands for no value."""
         if self.code in "efd":
             return math.nan
         return (1 << 8 * self.size - self.code.islower()) - 1
 
 
 def parse_fields(record: Mapping[str, Any]) -> list[RowField]:
-    """Return the fields of a record's rows, in the record's order.
+    """Return the fields in the rows of a record, in the order of the record.
 
-    Raises MalformedError if the record lacks keys of its kind, a type is unknown, two fields have the same name, or a
-    field overlaps another or the end of the row.
+    Raises MalformedError if the record lacks keys that its kind requires, if a type isn't known, if two fields have the
+    same name, or if a field overlaps another or extends beyond the row.
     """
     if fault := records.check(record):
         raise MalformedError(fault)
@@ -100,7 +100,7 @@ def check_rows(kind: str, rows: bytes, stride: int) -> None:
 
 
 def iter_rows(fields: Sequence[RowField], stride: int, rows: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
-    """Return the values of each row, in the order of the fields, including padding."""
+    """Yield the values of each row, in the order of the fields. Padding is included."""
     order = sorted(range(len(fields)), key=lambda number: fields[number].offset)
     code, at = "<", 0
     for field in (fields[number] for number in order):
@@ -130,7 +130,7 @@ class Packer:
             self._fields.append(_parse_field(self._columns[-1], True))
             self._stride = self._fields[-1].end
         self._row = struct.Struct("<" + "".join(field.code for field in self._fields))
-        self._numbers: dict[str, int] = {}  # numbers of texts
+        self._numbers: dict[str, int] = {}  # texts and their indexes
         self._packed = bytearray()
 
     def add(self, row: Sequence[Any]) -> None:
@@ -169,10 +169,10 @@ class Packer:
 
 
 def unpack_rows(answer: Mapping[str, Any], first: int | None = None) -> tuple[list[RowField], Iterator[list[Any]]]:
-    """Return an answer's columns and its rows, or only the first rows: text as str, None for no value.
+    """Return the columns of an answer and its rows, or with `first`, only the first rows. Text is str, and None means
+    no value.
 
-    Raises MalformedError at once if the columns make no sense, and later at a row with a text number that's out of
-    range.
+    Raises MalformedError immediately if the columns are invalid, and later if the index of a text is out of range.
     """
     fields, stride, rows = parse_fields(answer), answer["stride"], answer["rows"]
     check_rows("answer", rows, stride)

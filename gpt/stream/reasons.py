@@ -1,13 +1,13 @@
-"""Reasons why a kernel or a launch has no probes, and why a buffer's data is missing.
+"""The reasons why a kernel or a launch has no probes, and why the data of a buffer is missing.
 
-A record has the `code` of a reason and, if there's more to say, a `detail`. The text for people comes from the table
-below: programs compare codes, never texts, so a text can be improved. `make` generates `GPT_REASONS` in
-`runtime/abi/records.h` from it, and a test compares it with REASONS in gpt-stream(5).
+A record has the `code` of a reason, and if there's more to say, a `detail`. The text for people comes from the table
+below. Programs compare codes and never texts, so the texts can be improved. From this table, `make` generates
+`GPT_REASONS` in `runtime/abi/records.h`, and a test compares it with REASONS in gpt-stream(5).
 
-To add a reason, add a line here and one in gpt-stream(5). Never change a code: traces contain them.
+To add a reason, add a line here and one in gpt-stream(5). Never change a code, because traces contain it.
 
-Traces from before there were codes have a sentence instead, as `reason` in `unprobed` and `kernel`; `parse` translates
-these.
+In traces from before there were codes, `unprobed` and `kernel` have a sentence instead, as `reason`; `parse` translates
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPORT = "report it with the cubin, which gpt-extract --save keeps"
 _SERVED = "gpt-hook(1), SUPERVISOR, says which processes it answers"
 _LESS = "a probe that saves fewer values needs less"
 
-# code -> the text, and the advice; there's no advice if the user asked for this
+# code -> text and advice; there's no advice if the user wanted it that way
 TABLE: dict[str, tuple[str, str]] = {
     # The kernel's image
     "no_ptx": ("no PTX comes with it", f"build it with PTX, or use torch.compile or Triton {_README}"),
@@ -219,7 +219,7 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     OTHER: ("another reason", "gpt-hook(1), KERNELS WITHOUT PROBES, has more"),
 }
-# Texts for codes in earlier versions, which old traces and folders have instead of the code.
+# Texts for codes in earlier versions. Old traces and folders have these instead of the codes.
 FORMER = {
     "its graph was set of a node inside of a conditional one": "graph_conditional",
     "it was linked, and not of one PTX module": "linked",
@@ -254,7 +254,7 @@ FORMER = {
     "it is a library of NVIDIA's whose code is closed": "closed_library",
     "the instruction table of its architecture lacks one of its instructions": "unknown_opcode",
 }
-# Beginnings of sentences in old traces -> code; the rest of the sentence is the detail.
+# Beginnings of sentences in old traces -> codes. The rest of the sentence is the detail.
 EARLIER = {
     "with probes a block": "registers",
     "its stream is": "stream_context",
@@ -279,7 +279,7 @@ EARLIER = {
 
 
 class Reason(NamedTuple):
-    """A code from TABLE or from a newer version, with a detail about this case."""
+    """A code, from TABLE or from a newer version, with a detail about this case."""
 
     code: str
     detail: str = ""
@@ -296,13 +296,13 @@ class Reason(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Return advice to print after the text, or an empty string."""
+        """Return advice to print after the text. It may be empty."""
         text, advice = TABLE.get(self.code, ("", ""))
         return f"{text}: {advice}" if advice and self.code != OTHER else ""
 
 
 def find_reason(record: Mapping[str, Any]) -> Reason | None:
-    """Return the reason in an `unprobed` or `kernel` record of any version, or None if it has none."""
+    """Return the reason in an `unprobed` or `kernel` record of any version, or None."""
     if "code" in record:
         return Reason(record["code"], record.get("detail", ""))
     return parse(record["reason"]) if "reason" in record else None

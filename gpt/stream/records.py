@@ -1,13 +1,13 @@
-"""Every record kind in a GPT stream, declared once: its keys in canonical order, their types and units.
+"""All kinds of records in a GPT stream, each declared once: its keys in canonical order, with their types and units.
 
-The kinds are in record_code.py and record_runs.py; structs that several of them share are here.
+The kinds are in record_code.py and record_runs.py. Structs that several of them use are here.
 
-`make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5) and with the bytes
-that C writes, so changes here must be made there too.
+`make` generates `runtime/abi/records.h` from these tables. Tests compare them with gpt-stream(5), and with the bytes
+that C writes, so if you change something here, change it there, too.
 
-Types: `u64` an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T, and
-the name of a struct in STRUCTS for a nested map. Time is in nanoseconds, sizes and offsets in bytes. A key whose type
-ends in `?` may be absent; it is never nil.
+Types: `u64` is an unsigned integer, `u32` one below 2^32, `str` UTF-8 text, `bin` bytes, `bool`, `[T]` an array of T,
+and the name of a struct in STRUCTS is a nested map. Times are in nanoseconds, sizes and offsets in bytes. A key whose
+type ends with `?` may be absent, but it's never nil.
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ ROWS = {  # kinds of packed rows, and the kind of a single row in JSON
     "calls": "call",
     "gpu_times": "gpu_time",
 }
-ANSWER_ROW = "row"  # kind of a row of an answer in JSON; reading puts it back into the answer
+ANSWER_ROW = "row"  # kind of a row of an answer in JSON; it's put back into the answer when it's read
 
 
 def make(kind: str, **values: Any) -> dict[str, Any]:
-    """Make a record of `kind` with its keys in canonical order; None means absent.
+    """Make a record of this kind, with its keys in canonical order. A key whose value is None is left out.
 
-    Raises TypeError on an undeclared key or a missing required one. Both are the caller's bugs, never bad input.
+    Raises TypeError for a key that isn't declared, or if a required one is missing. Both are bugs of the caller, and
+    never caused by input.
     """
     record: dict[str, Any] = {"kind": kind}
     for key, (type_, _) in KINDS[kind].items():
@@ -145,7 +146,7 @@ def make(kind: str, **values: Any) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> str | None:
-    """Return what's wrong with a record that was read, or None. Unknown kinds and keys are fine."""
+    """Return what's wrong with a record that was read, or None. Unknown kinds and keys are allowed."""
     keys = KINDS.get(record["kind"], {})
     return _check(record, keys, str(record["kind"]))
 

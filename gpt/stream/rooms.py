@@ -1,35 +1,36 @@
-"""The layout of a log that's divided into rooms: what its header, its rooms and its records hold. gpt-stream(5), Rooms.
+"""The layout of a log that's divided into rooms: its header, its rooms and its records. gpt-stream(5), Rooms, has the
+details.
 
-Problem: a log used to have one counter, and each warp that saved something added to it. All warps of a launch waited
+A log used to have a single counter, to which each warp added when it saved something. All warps of a launch had to wait
 for this one address, which made `dmat` ten times as slow as the kernel. Each entry also repeated what the lanes of a
-warp share, such as the clock.
+warp have in common, such as the clock.
 
-So a lane claims a *room*, space for many records, and fills it by itself:
+So now, a lane claims a *room*, which is space for many records, and fills it by itself:
 
-- The place of the next record is in registers. Lanes that save together write one record, and their lowest lane has
-  claimed the room. Diverged parts of a warp have different lowest lanes, so they never share a room, and
-  nobody has to wait.
+- The address of the next record is in registers. Lanes that save together write one record, in the room of the lowest
+  of them. Diverged parts of a warp have different lowest lanes, so they never share a room, and nobody has to wait.
 - A lane claims a new room when the old one is too small for a record. Its first room has LEAST bytes, which is enough
-  for three usual records, the next one GROWTH times as many, and so on, up to room number LAST. So a warp that saves
-  three times wastes little, and a warp that saves a million times claims rarely. Where a record needs a larger room, it
-  gets one.
-- Rooms come from up to ARENAS arenas of equal size, each with a counter of its own, so that claims rarely wait either.
-  The number of its block tells a lane which arena to use, so a launch that's repeated claims the same.
-- A record begins with the mask of its lanes, which is never 0, and a buffer begins as zeros. So a room needs no count:
-  it ends at the first zero mask. A kernel may end anywhere, so nobody could write the count.
-- If an arena is full, a lane carries on without a room: it writes nothing, and adds the number of its entries to the
-  arena's second counter. The first counter keeps growing, too. So a launch that overflows still counts exactly what it
-  dropped, and how large the log would have to be.
+  for three typical records, the next one is GROWTH times as large, and so on, up to room number LAST. So a warp that
+  saves three times wastes little, and a warp that saves a million times claims rarely. If a record needs a larger room,
+  it gets one.
+- Rooms come from up to ARENAS arenas of equal size, each with a counter of its own, so that lanes rarely have to wait
+  for each other to claim one. The number of its block determines which arena a lane uses, so if a launch is repeated,
+  it claims the same rooms.
+- A record begins with the mask of its lanes, which is never 0, and a buffer is filled with zeros at first. So a room
+  needs no count: it ends at the first mask that's 0. A kernel can end anywhere, so nobody could write the count.
+- If an arena is full, a lane continues without a room: it writes nothing, and adds the number of its entries to the
+  second counter of the arena. The first counter keeps growing, too. So if a launch overflows its log, the counters
+  still show exactly how much it dropped, and how large the log would have to be.
 
-A record stores once what its lanes share. Other values are stored once as well if the lanes' values follow from the
-first one:
+What the lanes have in common is stored once per record. Other values are also stored once if they can be computed from
+the first lane's:
 
-- They're the same distance apart, like the addresses of coalesced accesses. A record of `dmat` then has 32 bytes for 32
-  accesses.
-- The lanes access a tile, such as 8 rows of 4 values. A lane's distance to the first one is then a sum with a term for
-  each bit in the lane's number. 5 terms are enough, and a record of `dmat` has 64 bytes.
+- The distances between lanes are equal, as for the addresses of coalesced accesses. A record of `dmat` then has 32
+  bytes for 32 accesses.
+- The lanes access a tile, such as 8 rows of 4 values. The distance of a lane from the first one is then a sum, with a
+  term for each bit in the number of the lane. 5 terms are enough, and a record of `dmat` has 64 bytes.
 
-Otherwise each lane stores its distance to the first one, in 32 bits if that's enough for all of them.
+Otherwise, each lane stores its distance from the first lane, in 32 bits if that's enough for all of them.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ARENAS, APART = 16, 128  # most arenas, and the bytes between their counters: a cache line of its own for each
+ARENAS, APART = 16, 128  # maximum number of arenas; bytes between their counters, so that each has its own cache line
 HEAD = ARENAS * APART  # bytes before the first arena
 SECTOR = 32  # rooms are a multiple of this
 DROPPED = 8  # offset of the second counter
-SHARE = 8  # blocks per arena, at least
-ROOM_HEAD = 32  # bytes of a room before its first record
-LEAST, GROWTH, LAST = 128, 4, 4  # bytes of a lane's first room; growth, and the number of the room where it ends
-RECORD_HEAD = 16  # a record's mask, forms and size, and clock
+SHARE = 8  # minimum number of blocks per arena
+ROOM_HEAD = 32  # bytes in a room before its first record
+LEAST, GROWTH, LAST = 128, 4, 4  # bytes of a lane's first room; growth, and the number of the room at which it stops
+RECORD_HEAD = 16  # the mask, forms and size, and clock of a record
 UNIT = 16  # records are a multiple of this
-FORMS = 16  # the lowest bit of the forms: bits below have the size in units
+FORMS = 16  # the lowest bit of the forms; lower bits have the size, in units
 WORD, LANES = 4, 32
-EQUAL, NARROW, WIDE, TILED = 0, 1, 2, 3  # forms; up to WIDE the number of 32-bit columns that a value has
-STEPS = 5  # words of a value that's tiled: a step for each bit of a lane's number
+EQUAL, NARROW, WIDE, TILED = 0, 1, 2, 3  # forms; up to WIDE, they're the number of 32-bit columns of a value
+STEPS = 5  # words of a value in a tile: a step for each bit in the number of a lane
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
-MOST_FORMED = 4  # fields with a form; further ones are `each`
+MOST_FORMED = 4  # fields with a form; all others are `each`
 
 
 class StoredField(NamedTuple):
-    """A field of `size` bytes in a record. `at` is the offset of the value, or of the first lane's; `step` of
-    the distance between two lanes' values. They're 0 if there's no such thing: a field that's `equal` has no step.
+    """A field of `size` bytes in a record. `at` is the offset of the value, or of the first lane's value. `step` is the
+    offset of the distance between two lanes' values. Either is 0 if it doesn't exist: an `equal` field has no step.
     """
 
     size: int
@@ -67,19 +68,19 @@ class StoredField(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Return the 32-bit words of a value."""
+        """Return the number of 32-bit words in a value."""
         return 2 if self.size == 8 else 1
 
 
 class RecordLayout(NamedTuple):
-    """The fields of a record, and the bytes that its lanes share."""
+    """The fields of a record, and the number of bytes that its lanes share."""
 
     fields: tuple[StoredField, ...]
     size: int
 
 
 def lay_out(fields: Sequence[tuple[int, str]]) -> RecordLayout:
-    """Lay out a record's fields, given each one's size and how it's stored: 8 bytes first."""
+    """Lay out the fields of a record, given the size of each and how it's stored. Fields of 8 bytes come first."""
     at, steps = RECORD_HEAD, {}
     places: dict[int, int] = {}
     for number, (size, stored) in enumerate(fields):
@@ -101,17 +102,17 @@ def lay_out(fields: Sequence[tuple[int, str]]) -> RecordLayout:
 
 
 def count_arenas(blocks: int) -> int:
-    """Return how many arenas a launch with this many blocks should have: a power of two."""
+    """Return how many arenas a launch with this many blocks should have, which is a power of two."""
     return 1 << min(ARENAS, max(1, blocks // SHARE)).bit_length() - 1
 
 
 def make_number(blocks: int, doublings: int = 0) -> int:
-    """Return the number in the low bits of a log's address: in the upper three bits the logarithm of the number of
-    arenas, in the lower five how often the log's size was doubled.
+    """Return the number in the low bits of a log's address: the upper three bits are the logarithm of the number of
+    arenas, and the lower five how many times the size of the log was doubled.
     """
     return count_arenas(blocks).bit_length() - 1 << 5 | doublings
 
 
 def arena_bytes(capacity: int, number: int) -> int:
-    """Return the bytes of each arena in a log of `capacity` sectors with this number in its address."""
+    """Return the size of an arena in bytes, for a log of `capacity` sectors with this number in its address."""
     return capacity // ARENAS * SECTOR << (number & 31) + ARENAS.bit_length() - 1 - (number >> 5)

@@ -1,8 +1,8 @@
-"""One run of an executable: the stream that it reads, the stream that it writes, and its exit status.
+"""A run of an executable: the stream that it reads, the stream that it writes, and its exit status.
 
-A `Stage` reads records and treats headers, ends and syncs as gpt-stream(5) requires of a filter. It writes to standard
-output: a table on a terminal, JSON lines with --json, msgpack otherwise. A sink has answers for people, so it writes
-text unless it's asked for a stream.
+A `Stage` reads records, and handles headers, ends and syncs in the way that gpt-stream(5) requires of a filter. It
+writes to standard output: a table on a terminal, JSON lines with --json, msgpack otherwise. A sink has answers for
+people, so it writes text unless it's asked for a stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STDIN, STDOUT = "<stdin>", "<stdout>"
 DASH = Path("-")  # as an output: standard output
 FLUSH_BYTES = 1 << 18
 
-# The kind of record that a filter works on, and its message if the stream has none.
+# The kind of records that a filter processes, and its message if the stream has none.
 ELEMENT = "element", "no GPU code listed in the stream: gpt-extract without --ptx lists it"
 MODULE = "module", "no module in the stream: 'gpt-hook run --save-modules' records some"
 PTX = "ptx", "no PTX in the stream: gpt-extract --ptx reads it"
@@ -40,9 +40,9 @@ def _new_table() -> Any:
 
 
 class Stage:
-    """One run of an executable: its input, its output, and its worst error.
+    """A run of an executable: its input, its output, and its worst error.
 
-    `status` is the exit status so far; `error` raises it, `warn` doesn't.
+    `status` is the current exit status; `error` raises it, and `warn` doesn't.
     """
 
     def __init__(
@@ -64,26 +64,28 @@ class Stage:
         self.json = json
         self.table = _new_table() if table or not (json or stream or not os.isatty(1)) else None
         self._buffer = bytearray()
-        self._counts = [0]  # records of each segment
+        self._counts = [0]  # number of records in each segment
         self._turn = -1  # index of the current segment in it, from the end
         self.told = False  # True if an earlier stage has reported an error
         self.header: dict[str, Any] = {}  # header of the current segment
         self._quiet = quiet  # print no messages
         self._said: set[tuple[str, ...]] = set()
-        self._facts: set[str] = set()  # facts that were reported as errors
+        self._facts: set[str] = set()  # facts that have been reported as errors
 
     # Messages
 
     def warn(self, where: str, fact: str, ref: str | None = None) -> dict[str, Any]:
-        """Print a warning to standard error, but each line only once, and return the `diag` to write."""
+        """Print a warning on standard error, unless the same line has been printed before, and return the `diag` to
+        write.
+        """
         self._say("warning", where, fact)
         return records.make("diag", level="warning", where=where, text=fact, ref=ref)
 
     def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
-        """Print an error that the stage survives, set the exit status, and return the `diag` to write.
+        """Print an error after which the stage continues, set the exit status, and return the `diag` to write.
 
-        With `once`, the fact isn't about a particular place (a missing tool, for example), so it's only printed for the
-        first place.
+        With `once`, the fact doesn't depend on the location (for example, a tool is missing), so it's only printed for
+        the first one.
         """
         if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
             self._say("error", error.where, error.fact)
@@ -100,7 +102,7 @@ class Stage:
     # Input
 
     def read(self, files: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
-        """Yield the records of the files, one file after the other, or of standard input."""
+        """Yield the records of the files, one after the other, or of standard input."""
         for path in files:
             with open(path, "rb") as file:
                 yield from self._records(file, str(path))
@@ -121,7 +123,7 @@ class Stage:
     def stdin(self) -> BufferedReader:
         """Return standard input.
 
-        Always read standard input through this object, because its buffer holds bytes that were peeked at.
+        Always read standard input through this object, because its buffer may already contain some of the bytes.
         """
         try:
             os.read(0, 0)  # fails if it's closed, or a directory
@@ -144,12 +146,12 @@ class Stage:
     # Output
 
     def write(self, record: Output) -> None:
-        """Write a record or several packed ones. Updates the count of an `end`, and flushes after a `sync`."""
+        """Write a record, or several that are packed. Updates the count in an `end`, and flushes after a `sync`."""
         if isinstance(record, wire.Packed):
             if self.table:
                 self._counts[self._turn] += record.count
                 for one in record:
-                    self.table.take(one)  # we made these records, so no need to check them
+                    self.table.take(one)  # these are our own records, so they needn't be checked
             elif self.json:
                 for one in record:
                     self.write(one)
@@ -174,7 +176,7 @@ class Stage:
         if self.json:
             from gpt.stream import jsonl
 
-            several = record["kind"] in records.ROWS  # a line per row
+            several = record["kind"] in records.ROWS  # one line for each row
             self._counts[self._turn] -= several
             for line in jsonl.lines(record):
                 self._counts[self._turn] += several
@@ -207,7 +209,7 @@ class Stage:
             raise
 
     def source(self, produce: Iterable[Output], argv: Sequence[str]) -> int:
-        """Write one segment with the records that `produce` yields; always ends with `end`. Returns the exit status."""
+        """Write one segment with the records that `produce` yields. It always has an `end`. Returns the exit status."""
         self.write(wire.header(self.tool, list(argv)))
         try:
             for record in produce:
@@ -224,15 +226,15 @@ class Stage:
         settle: Callable[[], Iterable[Output]] = tuple,
         wants: tuple[str, str] | None = None,
     ) -> int:
-        """Pass a stream through `handle`, which yields each record's replacement. Returns the exit status.
+        """Pass a stream through `handle`, which yields what replaces each record. Returns the exit status.
 
-        The stage's name is added to each header's `via`, and each `sync` is flushed. `handle` also gets each `end`, and
-        writes its last records before it. A `handle` that holds records back passes `settle`, which yields the rest:
-        it's called before a header, a resume, a sync and an end, and when the stream is over, even if it's truncated.
-        `wants` is the kind of record that the stage works on, and the error if the input has none.
+        The name of the stage is added to the `via` of each header, and the output is flushed after each `sync`.
+        `handle` also gets each `end`, and yields its last records before it. If `handle` holds records back, `settle`
+        must yield them: it's called before a header, a resume, a sync and an end, and when the stream is over, even if
+        it's truncated. `wants` is the kind of records that the stage processes, and the error if the input has none.
         """
         kinds: set[str] = set()
-        # The last `end`, held back because an error about the whole stream must precede it.
+        # The last `end`. It's held back, because an error about the whole stream must come before it.
         end: list[dict[str, Any]] = []
         inside = False
         try:
@@ -245,16 +247,16 @@ class Stage:
                     self._pass(one, handle, settle)
                 end = [] if inside else [record]
             self._write_all(settle())
-            # An empty list of elements is still a list: it has a `library_end`. A stream with PTX isn't one.
+            # An empty list of elements is still a list, because it has a `library_end`. A stream with PTX isn't one.
             listed = {"library_end"} if wants is ELEMENT and "ptx" not in kinds else set[str]()
-            # A stream with a sync may still be waiting for its first request.
+            # If a stream has a sync, its first request may still come.
             if wants and not kinds & {wants[0], "sync", *listed}:
                 self._write_all(self._judge_idle(wants[1], kinds, bool(end)))
             for one in end:
                 self._pass(one, handle, settle)
         except GptError as error:
             self._write_all(settle())
-            if inside:  # tell the stages after this one why their stream ends early
+            if inside:  # tells later stages why their stream ends early
                 self.write(records.make("diag", level="error", where=error.where, text=error.fact))
             self.close()
             raise
@@ -275,7 +277,7 @@ class Stage:
     def _judge_idle(self, fact: str, kinds: set[str], inside: bool) -> Iterator[Output]:
         """Report that there was nothing to do, unless this stage or an earlier one has reported an error.
 
-        Segments without records aren't an error: a source found nothing.
+        Segments without records aren't an error: a source has found nothing.
         """
         if self.told:
             self.status = max(self.status, GptError.status)
@@ -290,7 +292,7 @@ class Stage:
             self.write(record)
 
     def close(self) -> int:
-        """Print the tables, if any, flush, and return the exit status."""
+        """Print the tables, if there are any, flush the output, and return the exit status."""
         if self.table:
             self.write_text(self.table.text())
         self.flush()

@@ -1,11 +1,12 @@
-"""The wire format: msgpack maps in segments, as specified in gpt-stream(5).
+"""The format of the stream: msgpack maps in segments, as specified in gpt-stream(5).
 
-Reading yields `Record`s: dictionaries that keep the bytes they were read from. A stage that passes a record on writes
-those bytes, so keys that it doesn't know survive unchanged. A stage that changes a record makes a new dictionary.
+Reading yields `Record`s: dictionaries that keep the bytes from which they were read. A stage that passes on a record
+writes these bytes, so keys that it doesn't know stay unchanged. A stage that changes a record makes a new dictionary.
 `chunk`s are expanded while reading.
 
-msgpack has three traps, all handled here: its Unpacker silently drops an incomplete record at the end of the input (we
-raise TruncatedError), takes plain text for a sequence of small integers, and refuses large records by default.
+msgpack has three pitfalls, which are handled here: its Unpacker silently drops an incomplete record at the end of the
+input (we raise TruncatedError), it accepts plain text as a sequence of small integers, and by default it refuses large
+records.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _PADDING = re.compile(rb"\0*")
 
 
 class Record(dict[str, Any]):
-    """A record that was read. Never change it in place: `raw` has its bytes on the wire."""
+    """A record that was read. Never change it in place, because `raw` has its original bytes."""
 
     __slots__ = ("raw",)
     raw: bytes
 
 
 class Packed:
-    """Several records, packed, with their number. Iterating yields the records."""
+    """Several records that are packed, with their number. Iterating over it yields the records."""
 
     def __init__(self, produce: Iterable[dict[str, Any]]) -> None:
         self.data = bytearray()
@@ -54,12 +55,12 @@ class Packed:
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    """Return the bytes of a record: the original ones if it was read, otherwise canonical msgpack."""
+    """Return the bytes of a record: the original ones if it was read, or else canonical msgpack."""
     if isinstance(record, Record):
         return record.raw
     try:
         data: bytes = msgpack.packb(record, unicode_errors="surrogateescape")
-    except (ValueError, OverflowError) as error:  # JSON and deep nesting can express values that msgpack can't
+    except (ValueError, OverflowError) as error:  # values from JSON, and deep nesting, may be impossible in msgpack
         raise MalformedError(f"{record['kind']} record has no msgpack form: {str(error)[:100]}") from None
     if len(data) > records.MAX_RECORD:
         raise MalformedError(f"{record['kind']} record of {len(data)} bytes; the limit is {records.MAX_RECORD}")
@@ -73,7 +74,7 @@ def unpack(data: bytes) -> Record:
 
 
 def header(tool: str, argv: list[str]) -> dict[str, Any]:
-    """Return a header for this process."""
+    """Return a header that describes this process."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = file.read().strip()
@@ -96,24 +97,24 @@ def header(tool: str, argv: list[str]) -> dict[str, Any]:
 def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     """Yield the records of a msgpack stream, expand chunks, and check that they form segments.
 
-    A regular file is read up to its size at the call, since a trace may grow faster than we read it. Raises
-    MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. `name` and an offset
-    are the location in their messages.
+    A regular file is read up to the size that it has now, because a trace may grow faster than we can read it. Raises
+    MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. Their messages have
+    `name` and an offset as the location.
     """
     found = _expand(_split(_blocks(file), name), name)
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
 
 
 def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
-    """Return the records of a file that holds part of a segment. Raises MalformedError."""
+    """Return the records of a file that contains part of a segment. Raises MalformedError."""
     return (record for record, _ in _split(iter(lambda: file.read(BLOCK), b""), name))
 
 
 class Segments:
-    """Tracks which segment each record in a stream belongs to.
+    """Tracks to which segment each record of a stream belongs.
 
-    `count` is the number of segments so far, `current` the number of the segment of the last record (from 0; None
-    between segments), `open` the segments without an `end`.
+    `count` is the number of segments so far. `current` is the number of the segment of the last record, starting with
+    0, or None between segments. `open` are the segments without an `end`.
     """
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ class Segments:
         self.open: set[int] = set()
 
     def add(self, record: dict[str, Any]) -> int:
-        """Return the segment of the next record. Raises MalformedError if it's in none."""
+        """Return the segment of the next record. Raises MalformedError if it isn't in a segment."""
         kind = record["kind"]
         if kind == "header":
             self.current = self.count
@@ -147,9 +148,9 @@ R = TypeVar("R", bound=dict[str, Any])
 
 
 def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
-    """Pass records on if they form segments, each with a header of a supported version.
+    """Pass records on, and check that they form segments, each with a header of a version that we support.
 
-    `found` yields each record with its location. Raises MalformedError otherwise, and on empty input.
+    `found` yields each record with its location. Raises MalformedError if they don't, or if there are no records.
     """
     segments = Segments()
     for record, where in found:
@@ -166,7 +167,7 @@ def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
 
 
 def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the bytes that are available, at most a block at a time: never wait for a full block from a pipe."""
+    """Yield the bytes that are available, at most a block at a time. Never waits until a pipe has a full block."""
     read1 = getattr(file, "read1", file.read)
     left = _size_ahead(file)
     while data := read1(min(BLOCK, left)):
@@ -175,7 +176,9 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _size_ahead(file: IO[bytes]) -> int:
-    """Return how many bytes are left in a regular file, or sys.maxsize for a pipe, a terminal or another object."""
+    """Return how many bytes are left in a regular file, or sys.maxsize for a pipe, a terminal or another kind of
+    file.
+    """
     try:
         status = os.fstat(file.fileno())
         return max(0, status.st_size - file.tell()) if stat.S_ISREG(status.st_mode) else sys.maxsize
@@ -184,7 +187,7 @@ def _size_ahead(file: IO[bytes]) -> int:
 
 
 def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:
-    """Cut bytes into records, each with its offset. Skips zero bytes between records (padding)."""
+    """Divide bytes into records, each with its offset. Zero bytes between records are padding, and are skipped."""
     unpacker = msgpack.Unpacker(
         unicode_errors="surrogateescape",
         strict_map_key=False,
@@ -192,7 +195,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         max_array_len=records.MAX_ENTRIES,
         max_map_len=records.MAX_ENTRIES,
     )
-    pending = bytearray()  # bytes that the unpacker has, but hasn't returned as records
+    pending = bytearray()  # bytes that the unpacker has got, but hasn't returned as records
     start = 0  # offset of pending[0]
     edge = 0  # value of unpacker.tell() after the last record
     for block in blocks:
@@ -201,9 +204,9 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
         except msgpack.BufferFull:
             raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, base + start)) from None
         pending += block
-        taken = 0  # bytes of pending that became records
+        taken = 0  # bytes of pending that have become records
         while True:
-            if pending.startswith(b"\0", taken):  # skip at once: padding can be long
+            if pending.startswith(b"\0", taken):  # skip all of it at once, because padding can be long
                 end = _PADDING.match(pending, taken).end()  # type: ignore[union-attr]
                 unpacker.read_bytes(end - taken)
                 taken, edge = end, unpacker.tell()
@@ -219,7 +222,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
             end = taken + unpacker.tell() - edge
             record = Record(value)
             with memoryview(pending) as view:
-                record.raw = bytes(view[taken:end])  # slicing the bytearray would copy twice
+                record.raw = bytes(view[taken:end])  # slicing the bytearray would copy it twice
             if len(record.raw) > records.MAX_RECORD:
                 raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, where))
             taken, edge = end, unpacker.tell()
@@ -231,7 +234,7 @@ def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[
 
 
 def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Record, int]]:
-    """Replace each chunk by its records."""
+    """Replace each chunk by the records in it."""
     for record, offset in found:
         if record["kind"] != "chunk":
             yield record, offset

@@ -59,9 +59,9 @@ MOST_ITEMS = 64  # limit per list, tuple or dictionary
 MOST_DEPTH = 2  # levels of nested containers
 MOST_TYPES = 10_000  # limit of each cache
 CONTAINERS = (list, tuple, dict)
-OPTIMIZED = 1  # CO_OPTIMIZED: code of a function, with local variables
+OPTIMIZED = 1  # CO_OPTIMIZED: code of a function, which has local variables
 GENERATOR, COROUTINE = 0x20, 0x80  # CO_GENERATOR, CO_COROUTINE
-# Compilers handle other code's tensors under meaningless names, and there's a lot of their code.
+# Compilers handle the tensors of other code under meaningless names, and they have a lot of code.
 NOT_LOOKED_AT = (
     "/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/", "/torch/_subclasses/", "/torch/fx/",
     "/sympy/", "/triton/compiler/", "/triton/language/", "<frozen ", "/gpt/tensors/",
@@ -69,7 +69,7 @@ NOT_LOOKED_AT = (
 
 
 class Seen(NamedTuple):
-    """A tensor under a name. `id` is its number in the process; `facts` describe its memory."""
+    """A tensor with a name. `id` is its number in the process, and `facts` describe its memory."""
 
     id: int
     name: str
@@ -80,18 +80,18 @@ class Seen(NamedTuple):
 
 
 Sink = Callable[[Seen], object]
-_Key = Tuple[Any, ...]  # a place: id() of the code, variable, and keys inside it
+_Key = Tuple[Any, ...]  # where a tensor is: id() of the code, variable, and keys inside it
 
 
 class _Other(enum.Enum):
-    """A marker in place of a reader: for containers, and for types that haven't been seen yet."""
+    """Markers in place of a reader, for containers, and for types that haven't been seen."""
 
     CONTAINER = enum.auto()
     NEW = enum.auto()
 
 
 class _Known:
-    """A tensor that was seen; `ref` is None if there can't be weak references to it."""
+    """A tensor that has been seen. `ref` is None if there can't be weak references to it."""
 
     __slots__ = ("begin", "facts", "id", "names", "pointer", "ref")
 
@@ -104,7 +104,7 @@ class _Known:
         self.begin = self.pointer and self.pointer(value)
 
     def is_as_before(self, value: Any, key: _Key) -> bool:
-        """Return whether the object was seen under this name and still has the same memory."""
+        """Return whether the object has been seen under this name, and still has the same memory."""
         if self.ref is None or key not in self.names:
             return False
         return self.pointer is None or self.pointer(value) == self.begin
@@ -112,14 +112,16 @@ class _Known:
 
 _ids = itertools.count(1)
 _known: dict[int, _Known] = {}  # by id() of the object
-_readers: dict[type, Reader | _Other | None] = {}  # None means not a tensor
+_readers: dict[type, Reader | _Other | None] = {}  # None stands for types that aren't tensors
 _looked_at: dict[int, tuple[CodeType, bool]] = {}  # by id(); an entry keeps its code alive, so ids stay unique
 _told: set[str] = set()
-os.register_at_fork(after_in_child=_known.clear)  # the child's trace has none of them
+os.register_at_fork(after_in_child=_known.clear)  # these tensors aren't in the child's trace
 
 
 class _Hook:
-    """The functions in libgpthook.so, declared in runtime/hook/watch/watch.h. They're short, so they keep the GIL."""
+    """The functions in libgpthook.so, which are declared in runtime/hook/watch/watch.h. They're short, so they don't
+    release the GIL.
+    """
 
     def __init__(self) -> None:
         """Raise AttributeError or OSError if the library isn't loaded."""
@@ -134,7 +136,7 @@ class _Hook:
         self._shape = ctypes.c_uint64
 
     def record(self, seen: Seen) -> bool:
-        """Write a tensor record. Returns False if recording is off."""
+        """Write a tensor record. Return False if recording is off."""
         low, size, first, dtype, shape = seen.facts
         sizes = (self._shape * len(shape))(*shape)
         texts = _encode(seen.name), _encode(dtype), _encode(seen.function), _encode(seen.file)
@@ -160,14 +162,15 @@ def _find_hook() -> _Hook | None:
 def _say_once(text: str) -> None:
     if text not in _told and sys.stderr:  # print(file=None) would write to standard output
         _told.add(text)
-        with contextlib.suppress(Exception):  # closed, for example
+        with contextlib.suppress(Exception):  # it may be closed, for example
             print(f"gpt.tensors: warning: {text}", file=sys.stderr)
 
 
 class trace:
-    """Records tensors in variables while a block or a function runs; see above. `also` is called with each.
+    """Records the tensors in variables while a block or a function runs, as explained above. `also` is called for each
+    tensor.
 
-    Errors in this or in `also` are printed once to standard error, and the block runs as usual.
+    If there are errors here or in `also`, they're printed once on standard error, and the block runs as usual.
     """
 
     def __init__(self, also: Sink | None = None) -> None:
@@ -228,14 +231,16 @@ class trace:
                 _see_variables(frame, self._also)
             elif event == "return" or (event == "c_call" and getattr(arg, "__module__", None) != "builtins"):
                 _see_variables(frame, self._also)
-        except Exception:  # the stack may be exhausted, so don't even report it
+        except Exception:  # the stack may be exhausted, so this isn't even reported
             pass
 
 
 class _Entered(threading.local):
-    """The blocks that a thread is in, and whether each one set the profile function. Tasks may leave in any order.
+    """The blocks in which a thread is, and whether each of them has set the profile function. Tasks may leave blocks in
+    any order.
 
-    A generator may leave a block in another thread than it entered in. That thread's blocks aren't changed.
+    A generator may leave a block in a different thread than the one in which it entered it. In that case, the blocks of
+    this thread don't change.
     """
 
     def __init__(self) -> None:
@@ -254,7 +259,7 @@ def _is_ours(profiler: Any) -> bool:
 
 
 def record(tensors: Mapping[str, Any] | None = None, /, *, also: Sink | None = None, **named: Any) -> None:
-    """Record tensors under the given names, with the caller's function and line."""
+    """Record tensors under these names, with the function and the line of the caller."""
     hook = _find_hook()
     if not (hook or also):
         return
@@ -280,7 +285,7 @@ def _see_variables(frame: FrameType, also: Sink | None) -> None:
                     known = _known.get(id(value))
                     if known is None or not known.is_as_before(value, (place, name)):
                         _look(name, value, frame, also, MOST_DEPTH, (place, name))
-            except Exception as error:  # from a value or a sink: go on with the other variables
+            except Exception as error:  # from a value or a sink: continue with the other variables
                 _say_once(f"{type(error).__name__}: {error}")
     except Exception as error:  # our own error must not reach the program
         _say_once(f"{type(error).__name__}: {error}")
@@ -295,7 +300,7 @@ def _choose(code: CodeType) -> tuple[CodeType, bool]:
 
 def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
     found = frame.f_locals
-    if not code.co_flags & OPTIMIZED:  # a class, or a module, which may have many more names than it uses here
+    if not code.co_flags & OPTIMIZED:  # it's a class, or a module, which may have many more names than are used here
         if type(found) is not dict:
             return ()
         return [(name, found[name]) for name in code.co_names if name in found]
@@ -303,7 +308,7 @@ def _variables(frame: FrameType, code: CodeType) -> Iterable[tuple[str, Any]]:
 
 
 def _forget_variables(frame: FrameType) -> None:
-    """Clear the copy of `f_locals` that a frame keeps up to Python 3.12, unless the program has it too."""
+    """Clear the copy of `f_locals` that a frame keeps up to Python 3.12, unless the program has a reference to it."""
     if sys.version_info < (3, 13) and frame.f_code.co_flags & OPTIMIZED:
         found = frame.f_locals
         if sys.getrefcount(found) == 3:  # references: the frame's, ours, and the argument
@@ -330,7 +335,7 @@ def _look(name: str, value: Any, frame: FrameType, also: Sink | None, depth: int
 
 
 def _items(name: str, value: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
-    """Return the first items of a container and a format for their names.
+    """Return the first items of a container, and a format for their names.
 
     A list is skipped if its first item isn't a tensor.
     """
@@ -369,7 +374,7 @@ def _see(name: str, value: Any, reader: Reader, frame: FrameType, also: Sink | N
 
 
 def _end(key: int) -> None:
-    """Record the end of a tensor whose object now has other memory, or none."""
+    """Record the end of a tensor, because its object now has different memory, or none."""
     before, hook = _known.pop(key, None), _find_hook()
     if before is not None and before.ref is not None and hook:
         hook.end(before.id)
@@ -387,6 +392,6 @@ def _keep(value: Any, known: _Known) -> None:
 
     try:
         known.ref = weakref.ref(value, gone)
-    except TypeError:  # doesn't support weak references
+    except TypeError:  # it doesn't support weak references
         pass
     _known[key] = known

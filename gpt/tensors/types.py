@@ -1,7 +1,8 @@
-"""Recognize tensors on the device by their methods, not by their type, and find their memory.
+"""Recognize tensors on the device by their methods instead of their type, and find their memory.
 
-A reader takes a tensor and returns facts about it, or None if it isn't on the device, is empty, or has no memory. It
-calls as little of the tensor's library as possible, with PyTorch's function modes off, and never starts work or waits.
+A reader gets a tensor, and returns facts about it, or None if it isn't on the device, is empty, or has no memory. It
+calls as few functions of the tensor's library as possible, with PyTorch's function modes turned off, and never starts
+work or waits.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequ
 
 
 class TensorFacts(NamedTuple):
-    """The memory of a tensor: `low` is the lowest address, and `size` the bytes up to the end of the highest element.
+    """The memory of a tensor. `low` is the lowest address, and `size` is the number of bytes to the end of the highest
+    element.
 
-    `first` is the address of the first element, which isn't the lowest if a stride is negative. `dtype` is the element
-    type.
+    `first` is the address of the first element, which isn't the lowest one if a stride is negative. `dtype` is the type
+    of the elements.
     """
 
     low: int
@@ -36,7 +38,7 @@ CODES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")  # DLDat
 
 
 def find_reader(type_: type) -> Reader | None:
-    """Return the reader for values of a type; None if they aren't tensors."""
+    """Return the reader for values of a type, or None if they aren't tensors."""
     if type_ is type or _is_wrapper(type_):
         return None
     names = {name for base in type_.__mro__ if base is not object for name in base.__dict__}
@@ -47,9 +49,9 @@ def find_reader(type_: type) -> Reader | None:
 
 
 def find_pointer(type_: type) -> Pointer | None:
-    """Return a function that gets the current address of such a value, or None if the address can't change.
+    """Return a function that returns the current address of such a value, or None if the address can't change.
 
-    For PyTorch it's an internal function instead of a method: no mode or subclass intercepts it, and it copies nothing.
+    For PyTorch, it's an internal function and not a method: no mode or subclass intercepts it, and nothing is copied.
     """
     if find_reader(type_) is not _read_pointer:
         return None
@@ -65,14 +67,14 @@ def is_module(type_: type) -> bool:
 
 
 def iter_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters and buffers of a module, without nested modules."""
+    """Yield the parameters and buffers of a module, but not of nested modules."""
     inside = object.__getattribute__(module, "__dict__")
     for part in ("_parameters", "_buffers"):
         yield from list((inside.get(part) or {}).items())
 
 
 def _is_wrapper(type_: type) -> bool:
-    """Return whether a PyTorch tensor has no memory of its own: fake, functional, distributed."""
+    """Return whether a PyTorch tensor has no memory of its own: it's fake, functional or distributed."""
     for base in type_.__mro__:
         if base.__module__ == "torch" and base.__name__ == "Tensor":
             return False
@@ -84,7 +86,7 @@ def _is_wrapper(type_: type) -> bool:
 def _facts(
     first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None
 ) -> TensorFacts | None:
-    """Return facts if they make sense. `strides` are in bytes, None for C order."""
+    """Return facts, if they make sense. `strides` are in bytes; None stands for C order."""
     sizes = tuple(int(size) for size in shape)
     if not first or item <= 0 or min(sizes, default=1) <= 0 or len(sizes) > MOST_DIMENSIONS:
         return None
@@ -123,24 +125,28 @@ def _call(value: Any, name: str) -> Any:
 
 
 def _without_modes() -> contextlib.AbstractContextManager[Any]:
-    """Turn off PyTorch's modes, which would see our use of a tensor. PyTorch is imported if there's a tensor of it."""
+    """Turn off PyTorch's modes, which would notice that we use a tensor. If there's a tensor of PyTorch, PyTorch has
+    been imported.
+    """
     quiet = _core("DisableTorchFunction")
     return quiet() if quiet else contextlib.nullcontext()
 
 
 def _core(name: str) -> Any:
-    """Return a member of PyTorch's C module, or None if PyTorch isn't imported or lacks it."""
+    """Return a member of PyTorch's C module, or None if PyTorch hasn't been imported or doesn't have it."""
     return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
 
 
 def _is_traced() -> bool:
-    """Return whether PyTorch's tracer is recording, which would include our reading of a shape."""
+    """Return whether PyTorch's tracer is recording, because it would record that we read a shape."""
     tracing = _core("_get_tracing_state")
     return bool(tracing and tracing() is not None)
 
 
 def _address(value: Any, item: int) -> int:
-    """Return the first element's address. Asking PyTorch for a lazy clone's address would make the copy."""
+    """Return the address of the first element. If it's a lazy clone, asking PyTorch for the address would make the
+    copy.
+    """
     is_lazy, begin = _core("_is_cow_tensor"), _core("_data_address")
     if is_lazy and begin and isinstance(value, sys.modules["torch"].Tensor) and is_lazy(value):
         return int(begin(value)) + int(value.storage_offset()) * item
@@ -167,7 +173,7 @@ def _read_dlpack(value: Any) -> TensorFacts | None:
 
 
 def _read_capsule(capsule: Any) -> TensorFacts | None:
-    """Read a DLTensor; its capsule is dropped without being consumed."""
+    """Read a DLTensor. Its capsule is dropped without being consumed."""
     import ctypes
 
     class Tensor(ctypes.Structure):

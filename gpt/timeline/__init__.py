@@ -1,1 +1,1 @@
-"""Timelines: traces as rows of spans, and each form that they are drawn in."""
+"""Timelines: traces as rows of spans, and the formats in which they're drawn."""

@@ -1,8 +1,8 @@
-"""A timeline as text: one line per track, with a letter for each slice of time, which stands for the activity that took
-most of it.
+"""A timeline as text: one line per track, with a letter for each slice of time. The letter stands for the activity that
+took most of the slice.
 
-A letter is upper case if that activity took at least half of the slice, and lower case if it took less; a dot means
-that nothing happened.
+A letter is upper case if the activity took at least half of the slice, and lower case if it took less. A dot means that
+nothing happened.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LETTERS = {
 }  # fmt: skip
 CALLS = {"kernel": "L", "graph": "L", "memcpy": "C", "memset": "C", "memory": "A", "module": "O", "sync": "W"}
 COPIES = {"HtoD": "H", "DtoH": "D"}
-LABEL, LEAST = 24, 20  # most columns of a name, fewest of the cells
-TICK = 16  # columns between times on the axis
+LABEL, LEAST = 24, 20  # maximum width of a name, and minimum number of cells
+TICK = 16  # columns from one time on the axis to the next
 OPEN, MARK = ">", "!"
-PROBED, FACTS = 5, 400  # kernels whose probe results are shown, and characters for each
+PROBED, FACTS = 5, 400  # kernels for which results of probes are shown, and characters for each
 
 
 def iter_lines(scene: Scene, counters: list[Counter], width: int) -> Iterator[str]:
-    """Yield its lines, at most `width` columns wide, with newlines."""
+    """Yield the lines, at most `width` columns wide, with newlines."""
     if scene.empty:
         yield "nothing that took time in the trace\n"
     else:
@@ -44,7 +44,7 @@ def iter_lines(scene: Scene, counters: list[Counter], width: int) -> Iterator[st
 
 
 def _make_sketch(scene: Scene, counters: list[Counter], width: int) -> tuple[Sketch, int, Cells]:
-    """Return the rows, the columns of their names, and the edges of the other columns."""
+    """Return the rows, the width of their names, and the edges of the other columns."""
     begin, end = scene.bounds
     label = _find_label(scene.tracks, counters, width)
     while True:
@@ -58,17 +58,17 @@ def _make_sketch(scene: Scene, counters: list[Counter], width: int) -> tuple[Ske
 
 
 def _find_label(tracks: Iterable[Track], counters: list[Counter], width: int) -> int:
-    """Return how many columns names take."""
+    """Return how many columns the names take."""
     names = [title(track) for track in tracks] + [counter.name for counter in counters]
     return min(LABEL, max(map(cell_len, map(printable, names))) + 3, max(LEAST // 2, width - LEAST))
 
 
 def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[str]:
-    """Yield the rows of each process, the axis, the legend, and what probes saved."""
+    """Yield the rows of each process, the axis, the legend, and the data that probes saved."""
     sketch, label, edges = _make_sketch(scene, counters, width)
     begin, cells = scene.bounds[0], len(edges) - 1
     used: set[str] = set()
-    tops: dict[tuple[str, str], int] = {}  # highest values, of counters with one name and unit
+    tops: dict[tuple[str, str], int] = {}  # maximum values of counters that have the same name and unit
     for one in counters:
         key = one.name, one.unit
         tops[key] = max(tops.get(key, 0), int(one.values.max(initial=0)))
@@ -84,7 +84,7 @@ def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[
             row, name = sketch.rows[track], _pad(title(track), label - 2)
             if row.has_ranges or row.marks:
                 drawn = _draw_ranges(row, edges)
-                if drawn or not row.used:  # no range has room for its name
+                if drawn or not row.used:  # no range is wide enough for its name
                     yield f"  {' ' * (label - 2) if row.used else name}{drawn}\n"
             if row.used:
                 drawn = _draw(row, edges)
@@ -104,7 +104,7 @@ def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[
 
 
 def _pad(text: str, width: int) -> str:
-    """Fit a name into this many columns, with the last one left blank."""
+    """Fit a name in this many columns, the last of which is blank."""
     short = shorten(printable(text), width - 1)
     return short + " " * (width - cell_len(short))
 
@@ -114,11 +114,11 @@ def _human(most: int, unit: str) -> str:
 
 
 def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
-    """Draw the highest value in each slice of time, in ninths of the highest of all."""
+    """Draw the maximum value in each slice of time, in ninths of the overall maximum."""
     times, values = counter.times, counter.values.astype(np.float64)
-    first = np.searchsorted(times, edges[:-1], side="right") - 1  # its value as the slice begins
+    first = np.searchsorted(times, edges[:-1], side="right") - 1  # its value when the slice begins
     last = np.searchsorted(times, edges[1:])
-    padded = np.append(values, 0.0)  # for index -1: before the first value
+    padded = np.append(values, 0.0)  # for index -1, which is before the first value
     most = padded[first]
     inner = np.flatnonzero(last > first + 1)
     for cell in inner.tolist():
@@ -128,7 +128,7 @@ def _draw_counter(counter: Counter, top: int, edges: Cells) -> str:
 
 
 def _iter_probes(scene: Scene, sketch: Sketch) -> Iterator[str]:
-    """Yield the results of probes in the first launches of each kernel, or why they saved nothing."""
+    """Yield the results of probes in the first launches of each kernel, or the reason why they saved nothing."""
     most = sorted(sketch.noted.items(), key=lambda one: -one[1][0])
     names = dict(zip(most_names := [name for name, _ in most], readable(most_names), strict=True))
     for name, (count, fact) in most[:PROBED]:
@@ -168,11 +168,13 @@ def _find_letter(scene: Scene, process: int, id_: int, work: Work) -> int:
 
 
 def _draw_ranges(row: Row, edges: Cells) -> str:
-    """Draw the outermost ranges whose names have room, `[forward  ][backward ]`, and marks between them."""
+    """Draw the outermost ranges that are wide enough for their names, `[forward  ][backward ]`, and marks between
+    them.
+    """
     cells = [" "] * (len(edges) - 1)
     free = 0
     for one in row.ranges:
-        first = max(free, int(np.searchsorted(edges, one.begin, side="right")) - 1)  # another may end here
+        first = max(free, int(np.searchsorted(edges, one.begin, side="right")) - 1)  # another one may end here
         last = min(len(cells), int(np.searchsorted(edges, one.end)))
         if last - first < 3:
             continue

@@ -1,9 +1,9 @@
 """A timeline as JSON in Chrome's Trace Event Format, in the variant that PyTorch's profiler (Kineto) writes.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, and Kineto's conventions: for work on a
-GPU, the process is the number of the device and the thread is the number of the stream; a call and the GPU work that it
-started share a `correlation`, and an arrow `ac2g` connects them. chrome://tracing, Perfetto and HTA read it. Times are
-us since the first process began.
+GPU, the process is the number of the device, and the thread is the number of the stream. A call and the work that it
+started have the same `correlation`, and an arrow `ac2g` connects them. chrome://tracing, Perfetto and HTA can read it.
+Times are in us since the first process began.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _quote(value: object) -> str:
 
 
 class _Writer:
-    """Makes events from spans. Text shared by spans of one name and row is made once."""
+    """Makes events from spans. Text that's the same for all spans with the same name and row is made only once."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -76,9 +76,11 @@ class _Writer:
         self._rows = list(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[tuple[int, int]]:
-        """Yield `pid` and `tid` of each track. Tracks other than streams and threads get a `tid` above any thread's."""
+        """Yield `pid` and `tid` of each track. Tracks other than streams and threads get a `tid` that's larger than any
+        thread's.
+        """
         others = count(OTHERS)
-        streams: dict[tuple[int, int], dict[int, int]] = {}  # per process and GPU: numbers by stream
+        streams: dict[tuple[int, int], dict[int, int]] = {}  # by process and GPU: the number of each stream
         for track in self._timeline.tracks:
             if track.kind == STREAM:
                 own = streams.setdefault((track.process, track.device), {})
@@ -109,7 +111,7 @@ class _Writer:
             yield form.format("thread_sort_index", pid, tid, "sort_index", next(order))
 
     def iter_parts(self) -> Iterator[list[str]]:
-        """Yield all events but names, some thousands at a time."""
+        """Yield all events except names, a few thousand at a time."""
         for number in range(len(self._timeline.tracks)):
             spans = self._timeline.of(number)
             for at in range(0, len(spans), WINDOW):
@@ -166,7 +168,7 @@ class _Writer:
         known = ("" if device == NO_DEVICE else f',"device":{device}' for device in devices)
         same = [f'{device},"stream":{stream}' for device in known]
         told = [_tell(name, calls[column]) for name, column in (("bytes", "bytes"), ("shared memory", "shared"))]
-        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as in Kineto
+        rates = calls["bytes"] / np.maximum(self._timeline.gpu_times["duration"][places], 1)  # as Kineto does
         return [
             same,
             _tell("correlation", np.where(callers >= 0, callers + CORRELATION, 0)),
@@ -177,7 +179,7 @@ class _Writer:
         ]
 
     def _iter_arrows(self) -> Iterator[list[str]]:
-        """Yield arrows from calls to the GPU work that they started."""
+        """Yield the arrows from calls to the GPU work that they started."""
         timeline = self._timeline
         spans, callers = timeline.spans, timeline.callers
         rows = np.array(self._rows, np.int64).reshape(-1, 2)
@@ -205,7 +207,7 @@ def _tell_texts(facts: Mapping[str, object]) -> Iterator[str]:
 
 
 def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:
-    """Format an argument for each span; 0 gives no text."""
+    """Format an argument for each span. If it's 0, the text is empty."""
     return [f',"{name}":{value}' if value else "" for value in values.tolist()]
 
 

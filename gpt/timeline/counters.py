@@ -1,4 +1,4 @@
-"""Counters over time, drawn above the rows of a process."""
+"""Counters over time, which are drawn above the rows of a process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
-PARTS, LEAST = 1000, 1000  # slices of the time with copies, and fewest ns of a slice
+PARTS, LEAST = 1000, 1000  # slices of the time in which there are copies; minimum ns in a slice
 SECOND = 1e9  # ns
 MOST = float(1 << 62)
 NO_COPIES = np.zeros(0, np.int64), np.zeros(0)
-CALLED, RAN, REPLAYED = range(3)  # a copy's call, its GPU time, or its graph's launch
+CALLED, RAN, REPLAYED = range(3)  # the call of a copy, its GPU time, or the launch of its graph
 FLOW = [("start", "<i8"), ("begin", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("thread", "<u8"), ("process", "<u4"),
         ("op", "<u2"), ("how", "u1")]  # fmt: skip
 
@@ -32,7 +32,7 @@ TOGETHER = 4  # threads whose calls may begin in the same nanosecond
 
 @dataclass(frozen=True)
 class Counter:
-    """A figure over time: from each of `times` (ns) on, it has the value in `values`."""
+    """A value over time. From each of `times` (ns) on, it's the corresponding one of `values`."""
 
     process: int
     name: str
@@ -42,9 +42,9 @@ class Counter:
 
 
 class Copies:
-    """The copies of processes, from all calls and GPU times, which come in chunks.
+    """The copies of all processes, from their calls and GPU times, which come in chunks.
 
-    A copy lasts as long as it ran on the GPU, or as its call took if the trace doesn't have that.
+    A copy lasts as long as it ran on the GPU, or if the trace doesn't have that, as long as its call took.
     """
 
     def __init__(self, model: TraceModel) -> None:
@@ -55,7 +55,7 @@ class Copies:
         self._spans: dict[tuple[str, int, int], tuple[int, int, float]] = {}  # (op, process, how): begin, end, bytes
 
     def add_calls(self, calls: npt.NDArray[np.void]) -> None:
-        """Add the copies among some calls, and those in the graphs that they launch."""
+        """Add the copies among these calls, and the copies in the graphs that they launch."""
         copies = calls[(calls["result"] == 0) & (calls["bytes"] > 0)]
         for op, mine in self._find_ops(copies):
             self._called.add(self._make(copies[mine], copies["bytes"][mine], op, CALLED))
@@ -63,7 +63,7 @@ class Copies:
             self._called.add(self._make(calls[places], sizes, op, REPLAYED))
 
     def add_work(self, work: npt.NDArray[np.void]) -> None:
-        """Add the copies among some GPU times."""
+        """Add the copies among these GPU times."""
         for op, mine in self._find_ops(work):
             rows = work[mine]
             found = self._make(rows, np.zeros(len(rows)), op, RAN)
@@ -72,7 +72,7 @@ class Copies:
             self._ran.add(found)
 
     def _find_ops(self, rows: npt.NDArray[np.void]) -> Iterator[tuple[str, Whole]]:
-        """Yield the direction of copies, and the indices of rows that copy that way."""
+        """Yield each direction in which there are copies, and the indexes of these copies."""
         for number, process in enumerate(self._model.processes):
             ops = defaultdict[str, list[int]](list)
             for id_, api in process.apis.items():
@@ -95,7 +95,7 @@ class Copies:
         return found
 
     def join(self) -> None:
-        """Find the bytes of copies that have a GPU time. Call this when everything has been added."""
+        """Find the bytes of copies that have a GPU time. Call this after everything has been added."""
         for called, ran in iter_windows((iter(self._called), FLOW, "start"), (iter(self._ran), FLOW, "start")):
             callers = find_callers(ran, called, "start")
             ran = ran[callers >= 0]
@@ -114,7 +114,7 @@ class Copies:
             yield (self._ops[key >> 8 & 0xFFFFFF], key >> 32, key & 0xFF), rows[keys == key]
 
     def count_rates(self) -> Iterator[Counter]:
-        """Yield the bytes per second that each process copied, by direction."""
+        """Yield how many bytes per second each process copied, by direction."""
         spreads: dict[tuple[str, int], Spread] = {}
         for op, process in sorted({key[:2] for key in self._spans}):
             measured = RAN if (op, process, RAN) in self._spans else CALLED
@@ -129,7 +129,7 @@ class Copies:
             yield Counter(process, f"{op} a second", *spread.rates(), "bytes/s")
 
     def count_totals(self) -> Iterator[Counter]:
-        """Yield how many bytes each process has copied so far, by direction, with a value at each copy. This takes a
+        """Yield how many bytes each process has copied in all, by direction, with a value at each copy. This needs a
         lot of memory.
         """
         found = defaultdict[tuple[str, int], list[npt.NDArray[np.void]]](list)
@@ -143,9 +143,7 @@ class Copies:
 
 
 class Spread:
-    """Bytes per second in each of some slices of time, by copies in graphs and by either CALLED or RAN copies
-    (`measured`).
-    """
+    """Bytes per second in slices of time, from copies in graphs, and from CALLED or RAN copies (`measured`)."""
 
     def __init__(self, measured: int, first: int, last: int, total: float) -> None:
         self.measured = measured
@@ -162,7 +160,7 @@ class Spread:
         self._done += np.diff(_since(begin, rates, self._edges) - _since(begin + took, rates, self._edges))
 
     def rates(self) -> tuple[Whole, Whole]:
-        """Return when the rate changes, and each rate; the last is 0."""
+        """Return when the rate changes, and the rate after each change. The last one is 0."""
         done = np.where(self._done < self._total * 1e-12, 0, self._done)  # rounding errors
         values = np.minimum(np.append(done / np.diff(self._edges), 0) * SECOND, MOST).astype(np.int64)
         new = np.append(True, values[1:] != values[:-1])
@@ -170,7 +168,9 @@ class Spread:
 
 
 def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple[int, str], tuple[Whole, Real]]:
-    """Return launches of graphs that copy, by process and op: their indices among the calls, and the bytes of each."""
+    """Return the launches of graphs that contain copies, by process and op: their indexes among the calls, and the
+    bytes of each.
+    """
     found: dict[tuple[int, str], tuple[Whole, Real]] = {}
     launches = np.flatnonzero(model.chosen(calls, type="graph", op="launch") & (calls["result"] == 0))
     for number, process in enumerate(model.processes):
@@ -185,7 +185,9 @@ def _find_replayed(model: TraceModel, calls: npt.NDArray[np.void]) -> dict[tuple
 
 
 def _since(times: Real, rates: Real, moments: Real) -> Real:
-    """Return the bytes that flows have brought by each moment; each begins at its time and has its rate per ns."""
+    """Return how many bytes have been transferred by each moment. Each transfer begins at its time and has a rate, in
+    bytes per ns.
+    """
     order = np.argsort(times)
     count = np.searchsorted(times[order], moments)
     all_, late = (np.append(0.0, np.cumsum(one[order])) for one in (rates, rates * times))
@@ -194,7 +196,9 @@ def _since(times: Real, rates: Real, moments: Real) -> Real:
 
 
 def find_callers(gpu: npt.NDArray[np.void], calls: npt.NDArray[np.void], stamp: str = "call") -> Whole:
-    """Return the index of each GPU time's call, or -1; `stamp` is the field with the call's start. Calls are sorted."""
+    """Return the index of the call for each GPU time, or -1. `stamp` is the field with the start of the call. Calls are
+    sorted.
+    """
     found = np.full(len(gpu), -1, np.int64)
     at = np.searchsorted(calls["start"], gpu[stamp])
     for _ in range(TOGETHER):

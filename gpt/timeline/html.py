@@ -1,7 +1,7 @@
-"""A timeline as one self-contained HTML page: page.html, which has the code, and the data to draw.
+"""A timeline as a self-contained HTML page. page.html has the code; the data to draw is inserted into it.
 
-A row of the page shows one track and one depth of nesting, so its spans don't overlap. Columns of all
-spans are arrays in native layout, compressed one after another, in base 64; the rest is JSON.
+A row of the page shows the spans of a track at one depth of nesting, so spans in a row don't overlap. Columns of all
+spans are arrays in native layout, compressed one after another, in base 64. The rest is JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpt.timeline.saved import Facts
 from gpt.timeline.tracks import KINDS, RANGE, SHAPE, STREAM, Spans, Timeline, Whole, by_rank, count_over, owner, title
 
 LEVEL = 6  # zlib's
-MARK = "<!--data-->"  # placeholder for the data in the page
-OPEN = 128  # a bit of the category: the span has no end in the trace
-TOLD = ("bytes", "result", "shared", *SHAPE)  # about calls, and about the GPU work that they started
+MARK = "<!--data-->"  # the place for the data in the page
+OPEN = 128  # a bit of the category: the trace has no end for the span
+TOLD = ("bytes", "result", "shared", *SHAPE)  # about calls, and the GPU work that they started
 
 
 def iter_text(timeline: Timeline) -> Iterator[str]:
@@ -47,7 +47,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
         "incomplete": [printable(line) for line in timeline.model.incomplete],
         "spans": len(spans),
     }
-    columns: list[npt.NDArray[np.generic]] = []  # widest first, so that each array is aligned to its width
+    columns: list[npt.NDArray[np.generic]] = []  # the widest come first, so that each array is aligned to its width
     for counter in timeline.counters:
         columns += [counter.times.astype("<f8"), counter.values.astype("<f8")]
     columns += [spans["begin"].astype("<f8"), (spans["end"] - spans["begin"]).astype("<f8")]
@@ -61,7 +61,7 @@ def iter_text(timeline: Timeline) -> Iterator[str]:
 
 
 def _quote(value: object) -> str:
-    """Format JSON so that it can't end an HTML element, all in ASCII."""
+    """Format a value as JSON that can't end an HTML element, and that consists of ASCII."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
@@ -76,7 +76,9 @@ def _pack(columns: list[npt.NDArray[np.generic]]) -> Iterator[str]:
 
 
 def _find_depths(timeline: Timeline) -> Whole:
-    """Return the nesting depth of each span: how many earlier spans of its track haven't ended when it begins."""
+    """Return the nesting depth of each span, which is the number of earlier spans of its track that haven't ended when
+    it begins.
+    """
     depths = np.zeros(len(timeline.spans), np.int64)
     for number in range(len(timeline.tracks)):
         low, high = timeline.edges[number : number + 2]
@@ -86,7 +88,7 @@ def _find_depths(timeline: Timeline) -> Whole:
 
 
 def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list[object]]:
-    """Yield each row: process, kind of track, title, track, depth, its first span and the number of spans."""
+    """Yield each row: process, kind of track, title, track, depth, first span, and number of spans."""
     marked = {mark.track for mark in timeline.marks}
     empty = [number for number, track in enumerate(timeline.tracks) if track in marked and not len(timeline.of(number))]
     new = (np.diff(spans["track"].astype(np.int64)) != 0) | (np.diff(depths) != 0)
@@ -99,10 +101,10 @@ def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
-    """Return the index of the call's span for each piece of GPU work, and -1 for all other spans."""
+    """Return, for each piece of GPU work, the index of its call's span, and -1 for all other spans."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
-    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # for each call, and for the call -1
+    places = np.full(len(timeline.calls) + 1, -1, np.int64)  # an element for each call, and one for call -1
     host = ~work & (spans["category"] != RANGE)
     places[spans["source"][host]] = np.flatnonzero(host)
     links = np.full(len(spans), -1, np.int64)
@@ -112,13 +114,13 @@ def _find_links(timeline: Timeline, spans: Spans) -> Whole:
 
 
 def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
-    """Return a number for each span that stands for its details, and the texts for these numbers."""
+    """Return a number for each span that stands for its details, and the text for each number."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
     source = spans[work]["source"]
     call[work] = timeline.callers[source]
-    calls = np.concatenate([timeline.calls, np.zeros(1, timeline.calls.dtype)])  # the last one is the call -1
+    calls = np.concatenate([timeline.calls, np.zeros(1, timeline.calls.dtype)])  # the last one is call -1
     columns = [calls[name][call] for name in TOLD]
     columns[1][work] = 0
     columns += [spans["open"], spans["fact"], np.append(timeline.places, 0)[call]]

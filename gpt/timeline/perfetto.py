@@ -1,12 +1,13 @@
-"""A timeline as Perfetto's protobuf: calls and ranges as track events, work on the GPU as typed GPU records.
+"""A timeline as Perfetto's protobuf: calls and ranges are track events, and work on the GPU is in typed GPU records.
 
 https://perfetto.dev/docs/reference/trace-packet-proto. Python's package `perfetto` has the schema, and encodes
-everything that occurs once or repeats; data that differs from span to span is encoded by columns (wire.py). A record
-of work (GpuRenderStageEvent) names its stream, the work, and grid and block of a kernel; the call that started it names
-its `event_id`, which makes an arrow. Times are ns since the first process began.
+everything that occurs once or is repeated; data that's different for each span is encoded by columns (wire.py). A
+record of work (GpuRenderStageEvent) names its stream, the work, and for a kernel, the grid and the block; the call that
+started it has its `event_id`, which produces an arrow. Times are in ns since the first process began.
 
-Perfetto has shown names of records, their launches and these arrows since 2026. Earlier versions show a record under
-the name of its stage, so each name has a stage of its own, whose description is its category: a kernel, a copy.
+Perfetto has shown the names of records, their launches and these arrows since 2026. Earlier versions show a record
+under the name of its stage, so each name has a stage of its own, and the description of the stage is the category: a
+kernel, a copy.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from gpt.timeline.tracks import (
 )
 from gpt.timeline.wire import Columns
 
-WINDOW = 1 << 13  # packets encoded at once
-SEQUENCE = 1  # id of our sequence of packets; interned names are valid throughout it
+WINDOW = 1 << 13  # packets that are encoded at once
+SEQUENCE = 1  # id of our sequence of packets, in which interned names stay valid
 NOTES = ("correlation", "bytes", "result", "shared memory", "incomplete")
-LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent: not in the package's schema
-ARROWS = 1000  # most arrows of a call
-NO_CALL = 1 << 62  # for a range
-LIMIT = 1 << 63  # int64 holds less than this
+LINKS, EVENT_IDS = 3000, 1  # GpuTrackEvent.gpu_correlation extends TrackEvent, but isn't in the package's schema
+ARROWS = 1000  # limit for the arrows of a call
+NO_CALL = 1 << 62  # for ranges
+LIMIT = 1 << 63  # larger numbers don't fit in int64
 
 
 def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
@@ -57,13 +58,13 @@ def iter_bytes(timeline: Timeline) -> Iterator[bytes]:
 
 
 class _Writer:
-    """Makes packets from spans. `iid`s are indices in lists of names, from 1 on; 0 stands for none."""
+    """Makes packets from spans. `iid`s are indexes of names in lists, starting with 1; 0 stands for no name."""
 
     def __init__(self, timeline: Timeline, schema: Any) -> None:
         self._timeline = timeline
         self._schema = schema
         self._hosts, self._gpus = number_processes(timeline)
-        self._zero = min(0, timeline.bounds[0])  # spans may precede the first process, but packets may not
+        self._zero = min(0, timeline.bounds[0])  # spans may begin before the first process, but packets may not
         are_streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
         self._work = np.flatnonzero(are_streams[timeline.spans["track"]]) if len(are_streams) else are_streams
         streams = sorted({title(track) for track in timeline.tracks if track.kind == STREAM})
@@ -71,7 +72,7 @@ class _Writer:
         kinds = self._timeline.spans["name"].astype(np.int64) * len(CATEGORIES) + self._timeline.spans["category"]
         self._stages = {kind: iid for iid, kind in enumerate(np.unique(kinds[self._work]).tolist(), len(streams) + 1)}
         none = np.zeros(1, timeline.calls.dtype)
-        self._called = np.concatenate([timeline.calls, none])  # the last row stands for the call -1
+        self._called = np.concatenate([timeline.calls, none])  # the last row is call -1
         self._places = np.append(timeline.places, 0)
         self._made = np.argsort(timeline.callers, kind="stable")  # work, sorted by its call
         self._callers = timeline.callers[self._made]
@@ -119,7 +120,9 @@ class _Writer:
         return _pack(trace)
 
     def _process(self, place: int) -> int:
-        """Return the number of a process's track. Threads have smaller numbers, counters larger ones."""
+        """Return the number of the track of a process. Tracks of threads have lower numbers, and counters higher
+        ones.
+        """
         return len(self._timeline.tracks) + 1 + place
 
     def _add(self, trace: Any, time: int = 0) -> Any:
@@ -135,7 +138,7 @@ class _Writer:
         return event
 
     def _packets(self, times: Whole, name: str, *fields: Columns) -> bytes:
-        """Make a packet for each time, with a message of these fields."""
+        """Make a packet for each time, which contains a message with these fields."""
         schema = self._schema.TracePacket
         same = schema(trusted_packet_sequence_id=SEQUENCE, sequence_flags=schema.SEQ_NEEDS_INCREMENTAL_STATE)
         parts = (
@@ -146,7 +149,7 @@ class _Writer:
         return wire.message(_field(self._schema.Trace, "packet"), *parts).pack()
 
     def _iter_calls(self) -> Iterator[bytes]:
-        """Yield the starts and ends of calls, ioctls and ranges, track by track and in order."""
+        """Yield the starts and ends of calls, ioctls and ranges, track by track, in order."""
         event, names, kinds = self._schema.TrackEvent, len(self._timeline.names), len(CATEGORIES)
         parts = [(np.zeros(0, bool), np.zeros(0, np.int64), np.zeros(0, np.int64))]
         for number, track in enumerate(self._timeline.tracks):
@@ -175,7 +178,7 @@ class _Writer:
             yield self._packets(times[at : at + WINDOW], "track_event", same, wire.where(here, told))
 
     def _annotations(self, spans: Spans) -> Iterator[Columns]:
-        """Yield the NOTES that each call has, the facts of its probes, and whether its end is missing."""
+        """Yield the NOTES that each call has, the facts from its probes, and whether its end is missing."""
         schema = self._schema.DebugAnnotation
         field = _field(self._schema.TrackEvent, "debug_annotations")
         source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)
@@ -202,7 +205,7 @@ class _Writer:
         return self._schema.TrackEvent(debug_annotations=told)
 
     def _arrows(self, spans: Spans) -> Columns:
-        """List the ids of the GPU work that each call started."""
+        """Return the ids of the GPU work that each call started."""
         source = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), NO_CALL)
         first = np.searchsorted(self._callers, source)
         counts = np.minimum(np.searchsorted(self._callers, source, side="right") - first, ARROWS)
@@ -216,7 +219,7 @@ class _Writer:
         return wire.where(counts > 0, told)
 
     def _records(self, spans: Spans) -> bytes:
-        """Make records of kernels, copies and the like, in the schema's form for GPUs."""
+        """Make records of kernels, copies and other work, in the form that the schema has for GPUs."""
         event, names, kinds = self._schema.GpuRenderStageEvent, len(self._timeline.names), len(CATEGORIES)
 
         def same(key: int) -> Any:
@@ -250,7 +253,7 @@ class _Writer:
         return name, wire.message(_field(extra, "value"), wire.digits(sizes))
 
     def _launches(self, calls: Any) -> Columns:
-        """Make grid, block and shared memory of each call."""
+        """Make the grid, the block and the shared memory of each call."""
         rows = np.stack([calls[name].astype(np.int64) for name in (*SHAPE, "shared")], axis=1)
         _, first, which = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}"), return_index=True,
                                     return_inverse=True)  # fmt: skip
@@ -292,10 +295,10 @@ class _Writer:
 
 
 def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
-    """Merge the starts and ends of nested or separate spans into one order: return whether each is a start, and its
-    index.
+    """Merge the starts and ends of spans, which are nested or separate, in the order of time. Return whether each is a
+    start, and its index.
 
-    Starts must be sorted, with outer spans first; the index of an end counts ends by time.
+    Starts must be sorted, with outer spans first. The index of an end counts ends in the order of time.
     """
     count = np.arange(len(begins))
     opens = np.zeros(2 * len(begins), bool)
@@ -306,12 +309,12 @@ def order_ends(begins: Whole, ends: Whole) -> tuple[wire.Mask, Whole]:
 
 
 def _text(text: str) -> str:
-    """Make text fit for Perfetto, which drops anything after NUL."""
+    """Return text without NUL, because Perfetto drops everything after it."""
     return valid(text).replace("\0", "\ufffd")
 
 
 def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:
-    """Make a message from each key, once for all rows that share it."""
+    """Make a message for each key. It's made only once for all rows with the same key."""
     known, which = np.unique(keys, return_inverse=True)
     return wire.choose([_pack(make(key)) for key in known.tolist()], which)
 

@@ -1,7 +1,7 @@
-"""Summarize the data that probes saved for the spans of their launches: a few facts for each map.
+"""Summarize the data that probes saved for the spans of their launches, as a few facts about each map.
 
-Facts belong to the kernel's span. If the trace doesn't say when the kernel ran, or which of a call's kernels it was,
-they belong to the call's span.
+The facts belong to the span of the kernel. If the trace doesn't say when the kernel ran, or which of the kernels of a
+call it was, they belong to the span of the call.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 Facts = dict[str, int | str]
 Places = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
-Key = tuple[int, int, int]  # process, thread, and the start of the call
+Key = tuple[int, int, int]  # process, thread, and start of the call
 
-STAMP = 1 << 32  # integers that are all this large are clocks or addresses
-AT_ONCE = 16  # launches per call to list individually
+STAMP = 1 << 32  # if all integers are at least this large, they're clocks or addresses
+AT_ONCE = 16  # launches of a call that are listed individually
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 LOST = "lost: the trace ends before it was written"
 
 
 class Ran(NamedTuple):
-    """A launch whose GPU time is known: the number of its process, and when it began."""
+    """A launch for which the GPU time is known: the number of its process, and when it began."""
 
     launch: Launch
     process: int
@@ -41,14 +41,14 @@ class Ran(NamedTuple):
 
 
 class SavedSpans(NamedTuple):
-    """The `facts` of spans, which calls and GPU times refer to by number: some rows by themselves (`calls`, `work`),
-    the others by process and function (`calls_of`, `work_of`).
+    """The `facts` about spans. Calls and GPU times refer to them by number: some rows directly (`calls`, `work`), and
+    all others by process and function (`calls_of`, `work_of`).
 
-    `ran` are launches whose GPU time is known; `lost` counts launches without a call in the trace.
+    `ran` are launches with a known GPU time, and `lost` is the number of launches without a call in the trace.
     """
 
     facts: list[Facts]
-    calls: npt.NDArray[np.int64]  # pairs of a row and its facts, sorted
+    calls: npt.NDArray[np.int64]  # pairs of a row and the number of its facts, sorted
     work: npt.NDArray[np.int64]
     calls_of: dict[tuple[int, int], int]
     work_of: dict[tuple[int, int], int]
@@ -56,11 +56,13 @@ class SavedSpans(NamedTuple):
     lost: int
 
     def of_calls(self, rows: npt.NDArray[np.void], first: int = 0) -> Places:
-        """Return the number of the facts of some calls, 0 for none; `first` is the number of the first of them."""
+        """Return the numbers of the facts about calls, or 0 for calls without any. `first` is the number of the first
+        of these calls.
+        """
         return _find_facts(rows, first, self.calls, self.calls_of, np.ones(len(rows), bool))
 
     def of_work(self, rows: npt.NDArray[np.void], first: int = 0) -> Places:
-        """Return the same for GPU times."""
+        """Return the numbers of the facts about GPU times, in the same way."""
         return _find_facts(rows, first, self.work, self.work_of, rows["probed"] == 0)
 
 
@@ -76,12 +78,14 @@ def _find_facts(
 
 
 class SavedFinder:
-    """Collects the facts of all launches, probed or meant to be, from all calls and GPU times, which come in chunks."""
+    """Collects the facts about all launches that had probes or should have, from all calls and GPU times, which come in
+    chunks.
+    """
 
     def __init__(self, model: TraceModel) -> None:
         self._facts: list[Facts] = [{}]
-        self._of: dict[tuple[int, int], int] = {}  # facts of kernels that weren't probed, by process and function
-        self._seen: set[tuple[int, int]] = set()  # the ones with GPU times
+        self._of: dict[tuple[int, int], int] = {}  # facts about kernels without probes, by process and function
+        self._seen: set[tuple[int, int]] = set()  # the kernels among them that have GPU times
         for number, process in enumerate(model.processes):
             reasons = defaultdict[int, list[str]](list)
             for function, reason in process.probes.unprobed:
@@ -91,8 +95,8 @@ class SavedFinder:
                 self._facts.append({"unprobed": " or ".join(sorted(known))})
         self._launches = list(_iter_launches(model))
         self._starts = np.unique(np.array([key[2] for _, _, key in self._launches], np.int64))
-        self._called = defaultdict[Key, list[int]](list)  # rows of calls
-        self._ran = defaultdict[Key, list[tuple[int, int, int]]](list)  # rows of GPU times, with function and begin
+        self._called = defaultdict[Key, list[int]](list)  # numbers of calls
+        self._ran = defaultdict[Key, list[tuple[int, int, int]]](list)  # numbers of GPU times, with function and begin
         self._counts = [0, 0]
 
     def add_calls(self, rows: npt.NDArray[np.void]) -> None:
@@ -143,7 +147,7 @@ def _name_kernels(launches: list[tuple[ProbedLaunch, Launch | None, Key]]) -> di
 
 
 def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | None, Key]]:
-    """Yield each probed launch, the data that it saved if there is any, and its call."""
+    """Yield each launch with probes, the data that it saved, if any, and its call."""
     known = {(launch.process, launch.launch.id): launch for launch in model.launches}
     for number, process in enumerate(model.processes):
         launches: list[ProbedLaunch] = process.probes.take_told("probed")
@@ -153,14 +157,16 @@ def _iter_launches(model: TraceModel) -> Iterator[tuple[ProbedLaunch, Launch | N
 
 
 def _iter_keys(rows: npt.NDArray[np.void], stamp: str, starts: npt.NDArray[np.int64]) -> Iterator[tuple[int, Key]]:
-    """Yield the indices of rows that belong to calls with these starts, and those calls."""
+    """Yield the indexes of rows that belong to calls with these starts, and these calls."""
     for place in np.flatnonzero(np.isin(rows[stamp], starts)).tolist() if len(starts) else ():
         row = rows[place]
         yield place, (int(row["process"]), int(row["thread"]), int(row[stamp]))
 
 
 def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[str, str]) -> None:
-    """Add the facts of a launch. If it isn't the first of its call, their names get the kernel and the launch."""
+    """Add the facts about a launch. If it isn't the first launch of its call, the name of the kernel and the number of
+    the launch are added to their names.
+    """
     number = facts["launches"] = int(facts["launches"]) + 1
     if number > AT_ONCE:
         return
@@ -172,7 +178,7 @@ def _add(facts: Facts, launch: ProbedLaunch, saved: Launch | None, titles: dict[
 
 
 def describe(buffer: Buffer) -> Facts:
-    """Describe a map of a launch in a few words."""
+    """Describe the data of a launch for one map in a few words."""
     layout, name = buffer.map, buffer.map.name
     if buffer.unsaved:
         return {name: str(buffer.lost or "")}
@@ -206,7 +212,7 @@ def describe(buffer: Buffer) -> Facts:
 
 
 def _describe_sums(layout: MapLayout, sums: BufferSums) -> Facts:
-    """Describe a map of which only sums were kept."""
+    """Describe the data for a map if only the sums were kept."""
     if layout.type == "total" and not layout.ops:
         found = {field: one.total for field, one in sums.fields.items()}
         return {f"{layout.name}.{field}": int(sum_) for field, sum_ in found.items() if sum_ or not any(found.values())}

@@ -1,7 +1,7 @@
-"""Turn traces of any length into a picture: for each track, how long each kind of activity took in each slice of time.
+"""Draw traces of any length: for each track, find how long each kind of activity took in each slice of time.
 
 Calls and GPU times are read twice, in chunks: first to find the tracks, and when everything begins and ends, and then
-to add up. So memory doesn't grow with the trace, while a Timeline keeps every span.
+to add up times. So memory doesn't grow with the trace, whereas a Timeline has every span in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Cells = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
-# The kind of an activity (an index) for a process, the id of a function, and whether it's GPU work, a kernel (then the
-# id doesn't matter), or a kernel with probes.
+# The kind of an activity (an index), by process, id of the function, and whether it's GPU work, a kernel (then the id
+# doesn't matter), or a kernel with probes.
 TellKind = Callable[[int, int, "Work"], int]
 SPAN = [("begin", "<i8"), ("end", "<i8"), ("kind", "u1"), ("open", "?")]
 
@@ -63,8 +63,8 @@ class Scene:
     """The results of the first pass: the tracks, without lanes, and when everything begins and ends."""
 
     def __init__(self, model: TraceModel, saved: SavedSpans | None = None) -> None:
-        """Read the model. Finding the facts about `saved` data takes a pass over all calls, so pass them if they're
-        known.
+        """Read the model. Finding the facts about `saved` data takes a pass over all calls, so they can be passed if
+        they're already known.
         """
         self.model = model
         self.tracks: set[Track] = set()
@@ -123,7 +123,7 @@ class Scene:
             self.marked = True
 
     def iter_ranges(self, number: int) -> Iterator[tuple[Track, NamedRange]]:
-        """Yield the ranges of a process in order, outer ones first, with their tracks without lanes."""
+        """Yield the ranges of a process in order, outer ones first, each with its track, without lanes."""
         process, texts = self.model.processes[number], self.model.ranges(number).texts
         off, last = self.model.unrecorded(process), self.ends.get(number, 0)
         for begin, end in zip(off.begins.tolist(), off.ends.tolist(), strict=True):
@@ -137,7 +137,7 @@ class Scene:
 
 
 def iter_tracks(rows: Rows, kind: int) -> Iterator[tuple[Track, Whole]]:
-    """Yield the tracks of calls or GPU times, without lanes, and the indices of the rows of each."""
+    """Yield the tracks of calls or GPU times, without lanes, each with the indexes of its rows."""
     devices = rows["device"] if kind == STREAM else np.zeros(len(rows), np.uint32)
     places = rows["process"].astype(np.uint64) << np.uint64(32) | devices
     for place in np.unique(places).tolist():
@@ -149,27 +149,28 @@ def iter_tracks(rows: Rows, kind: int) -> Iterator[tuple[Track, Whole]]:
 
 @dataclass
 class Row:
-    """A row of the picture: in each slice of time, the ns that each kind of activity took, and where open spans end.
+    """A row in the drawing: for each slice of time, the ns that each kind of activity took. Also has the ends of open
+    spans.
 
-    Time that several spans of a kind cover counts once.
+    Time that's covered by several spans of a kind counts once.
     """
 
     took: Cells
     ends: set[int] = field(default_factory=set)
-    ranges: list[NamedRange] = field(default_factory=list)  # wide enough for a name
+    ranges: list[NamedRange] = field(default_factory=list)  # ranges that are wide enough for a name
     has_ranges: bool = False
-    marks: dict[int, Mark] = field(default_factory=dict)  # the first in each slice
+    marks: dict[int, Mark] = field(default_factory=dict)  # the first one in each slice
 
     def __post_init__(self) -> None:
-        self._reach = np.full(len(self.took), -LAST)  # by kind: the end of the last span
+        self._reach = np.full(len(self.took), -LAST)  # by kind: when the last span ended
 
     @property
     def used(self) -> bool:
-        """True if it has more than ranges."""
+        """True if it contains anything besides ranges."""
         return bool((self._reach > -LAST).any())
 
     def add(self, spans: Rows, edges: Cells) -> None:
-        """Add spans, which come in order."""
+        """Add spans, which must come in order."""
         for kind in np.unique(spans["kind"]).tolist():
             own = spans[spans["kind"] == kind]
             reach = np.maximum.accumulate(np.concatenate(([self._reach[kind]], own["end"])))
@@ -183,7 +184,8 @@ class Row:
 class Sketch:
     """The rows of a scene's tracks, with lanes, for slices of time between `edges`.
 
-    `noted` has, for each name of an activity with facts, its number and the first one's facts.
+    `noted` has the names of activities for which there are facts. For each, it has the number of them, and the facts
+    about the first.
     """
 
     def __init__(self, scene: Scene, edges: Cells, kinds: int, tell_kind: TellKind) -> None:
@@ -260,7 +262,7 @@ class Sketch:
 
     def _add_ranges(self, number: int) -> None:
         edges = self._edges
-        least = edges[1] - edges[0]  # shorter ranges have no room for a name
+        least = edges[1] - edges[0]  # shorter ranges aren't wide enough for a name
         for track, one in self._scene.iter_ranges(number):
             lane = int(self._find_lanes(track, np.array([one.begin]), np.array([one.end]))[0])
             row = self._row(replace(track, lane=lane))
@@ -273,7 +275,9 @@ class Sketch:
 
 
 def _since(times: Whole, moments: Cells) -> Cells:
-    """Return for each moment the sum of the time since each of the earlier `times`, which must be sorted."""
+    """Return, for each moment, the sum of the time that has passed since each earlier one of `times`, which must be
+    sorted.
+    """
     sums = np.append(0.0, np.cumsum(times - times[0], dtype=np.float64))
     count = np.searchsorted(times, moments)
     found: Cells = count * (moments - times[0]) - sums[count]

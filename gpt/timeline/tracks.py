@@ -1,8 +1,8 @@
-"""Turn traces into tracks: a row of spans for each thread and each stream of a process.
+"""Arrange traces as tracks: a row of spans for each thread and each stream of a process.
 
-The spans of a thread (its calls, and the ranges that it pushed) are nested or separate; the spans of a stream are
-separate. Spans that overlap otherwise go to another lane of their track, which is a separate row, because no viewer can
-draw them in one.
+The spans of a thread, which are its calls and the ranges that it has pushed, are nested or separate; the spans of a
+stream are separate. Spans that overlap in any other way are moved to another lane of their track, which is a separate
+row, because viewers can't draw them in the same one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Whole = npt.NDArray[np.int64]
 Spans = npt.NDArray[np.void]
 
 LAST = (1 << 63) - 1
-MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
-# Number of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these numbers take.
+MOST_PID = 1 << 31  # viewers use signed 32-bit numbers
+# Number of the first call. HTA 0.5 with pandas 3 stores row numbers with as few bits as these numbers need.
 CORRELATION = 1 << 16
 
-# `source` is an index into the calls, GPU times or ranges; for a node of a graph, it's the replay's GPU time. An `open`
-# span has no end in the trace, and is drawn until the last one of its process. `fact` is an index into the facts about
-# saved data, 0 for none.
+# `source` is an index of a call, GPU time or range; for a node of a graph, it's the GPU time of the replay. An `open`
+# span has no end in the trace, and is drawn until the end of the last span in its process. `fact` is an index of facts
+# about saved data, or 0.
 SPAN = np.dtype(
     [
         ("begin", "<i8"),
@@ -52,22 +52,22 @@ SPAN = np.dtype(
 )
 CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range", "node")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE, NODE = range(len(CATEGORIES))
-KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in drawing order
+KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in the order in which they're drawn
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 FIELDS = ("function", "bytes", "stream", "object", "stamp")  # fields of calls
-PLACED = ("kernel", "graph", "memcpy", "memset", "memory")  # types of calls that name their module and ranges
+PLACED = ("kernel", "graph", "memcpy", "memset", "memory")  # types of calls for which the module and ranges are shown
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
 @dataclass(frozen=True, order=True)
 class Track:
-    """A row of a process (an index in the model). `lane` counts the rows that a track needs, from 0."""
+    """A row of a process, which is an index in the model. `lane` numbers the rows of a track, starting with 0."""
 
     process: int
-    kind: int  # index in KINDS
-    device: int  # ordinal of a stream's device, NO_DEVICE if unknown; 0 for other kinds
-    number: int  # a thread id or a stream's handle; 0 for ranges that no thread pushed
-    title: str = ""  # the domain of such ranges
+    kind: int  # index of KINDS
+    device: int  # ordinal of a stream's device, or NO_DEVICE if it isn't known; 0 for other kinds
+    number: int  # a thread id, or the handle of a stream; 0 for ranges that no thread has pushed
+    title: str = ""  # the domain of these ranges
     lane: int = 0
 
 
@@ -82,11 +82,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Everything in traces that has a time: `spans` sorted by track and start, longer ones first if they start
-    together.
+    """Everything in traces that has a time. `spans` are sorted by track and start; of those with the same start, longer
+    ones come first.
 
-    `source` of a span refers to `calls` or `gpu_times`; `callers` has the index of each GPU time's call, or -1 if that
-    isn't known. `places` has for each call the index of the module and ranges that it was made in.
+    `source` of a span refers to `calls` or `gpu_times`. `callers` has the index of the call for each GPU time, or -1 if
+    it isn't known. `places` has, for each call, the index of the module and the ranges in which it was made.
     """
 
     model: TraceModel
@@ -100,11 +100,11 @@ class Timeline:
     marks: list[Mark]
     saved: SavedSpans
     places: Whole
-    place_facts: list[dict[str, str]]  # the first is empty
+    place_facts: list[dict[str, str]]  # the first one is empty
 
     @cached_property
     def edges(self) -> Whole:
-        """The index of each track's first span, and the end of the last track's."""
+        """For each track, the index of its first span; and finally the end of the last track's spans."""
         return np.searchsorted(self.spans["track"], np.arange(len(self.tracks) + 1)).astype(np.int64)
 
     def of(self, track: int) -> Spans:
@@ -122,7 +122,7 @@ class Timeline:
 
 
 def make_timeline(model: TraceModel) -> Timeline:
-    """Arrange everything in the model that has a time as tracks."""
+    """Arrange everything in the model that has a time in tracks."""
     calls, gpu = model.calls(*FIELDS, "shared", *SHAPE), model.gpu_times()
     finder, copies, maker = SavedFinder(model), Copies(model), _Maker(model)
     for found in finder, copies:
@@ -142,7 +142,7 @@ def make_timeline(model: TraceModel) -> Timeline:
 
 
 def _place_calls(model: TraceModel, calls: npt.NDArray[np.void]) -> tuple[Whole, list[dict[str, str]]]:
-    """Find the module and the NVTX ranges in which each call that starts GPU work or allocates memory was made."""
+    """Find the module and the NVTX ranges for each call that starts GPU work or allocates memory."""
     found, told = np.zeros(len(calls), np.int64), [dict[str, str]()]
     wanted = np.any([model.chosen(calls, type=type_) for type_ in PLACED], axis=0)
     for number in range(len(model.processes)):
@@ -174,12 +174,12 @@ def title(track: Track) -> str:
 def owner(process: Process) -> str:
     """Return the name of a process, without its command."""
     rank = f"rank {process.header['rank']}, " if "rank" in process.header else ""
-    host = f" on {process.header['host']}" if process.header["host"] else ""  # tracers don't record it
+    host = f" on {process.header['host']}" if process.header["host"] else ""  # other tracers don't record it
     return f"{rank}process {process.pid}{host}"
 
 
 def by_rank(model: TraceModel) -> list[tuple[int, Process]]:
-    """Return the processes in drawing order, each with its index in the model."""
+    """Return the processes in the order in which they're drawn, each with its index in the model."""
     return sorted(enumerate(model.processes), key=lambda one: one[1].header.get("rank", -1))
 
 
@@ -189,7 +189,7 @@ def gpu(device: int) -> str:
 
 
 def number_processes(timeline: Timeline) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
-    """Choose the `pid` of each process and GPU: its own pid or ordinal, or the next number that's free."""
+    """Choose the `pid` of each process and GPU: its own pid or ordinal, or if that's taken, the next free number."""
     taken: set[int] = set()
     hosts = {place: _free(process.pid % MOST_PID, taken) for place, process in enumerate(timeline.model.processes)}
     working = sorted({(track.process, track.device) for track in timeline.tracks if track.kind == STREAM})
@@ -204,7 +204,7 @@ def _free(number: int, taken: set[int]) -> int:
 
 
 class _Maker:
-    """The tracks, names and spans made so far."""
+    """Collects tracks, names and spans."""
 
     def __init__(self, model: TraceModel) -> None:
         self.names: list[str] = []
@@ -255,7 +255,7 @@ class _Maker:
             self._spans.append(spans)
 
     def add_ranges(self) -> list[Mark]:
-        """Add NVTX ranges; pushed ranges go to their thread's track. Returns the marks."""
+        """Add NVTX ranges. Ranges that a thread pushed are added to its track. Returns the marks."""
         marks: list[Mark] = []
         for number in range(len(self._model.processes)):
             texts = self._model.ranges(number).texts
@@ -274,7 +274,7 @@ class _Maker:
         return marks
 
     def add_gaps(self) -> None:
-        """Add the times without recording, as ranges of a separate track."""
+        """Add the times without recording, as ranges in a track of their own."""
         for number, process in enumerate(self._model.processes):
             off = self._model.unrecorded(process)
             if not len(off):
@@ -328,7 +328,7 @@ class _Maker:
         return spans
 
     def _each(self, rows: npt.NDArray[np.void], column: str, tell: Callable[[Process, int], int]) -> Whole:
-        """Call `tell` for each distinct pair of process and id in a column, and return the results for all rows."""
+        """Call `tell` for each distinct pair of process and id in a column. Return the results for all rows."""
         keys = rows["process"].astype(np.uint64) << np.uint64(32) | rows[column]
         known, which = np.unique(keys, return_inverse=True)
         processes = self._model.processes
@@ -361,14 +361,14 @@ def iter_marks(model: TraceModel, process: int) -> Iterator[Mark]:
 
 
 def find_range_tracks(process: int, rows: npt.NDArray[np.void], texts: list[tuple[str | None, str]]) -> Iterator[Track]:
-    """Yield the track of each range: its thread's, or for a range that no thread pushed, its domain's."""
+    """Yield the track of each range: its thread's, or if no thread pushed it, its domain's."""
     for pushed, thread, name in rows[["pushed", "thread", "name"]].tolist():
         domain = texts[name][0] or ""
         yield Track(process, THREAD, 0, thread) if pushed else Track(process, RANGES, 0, 0, domain)
 
 
 def _work(api: Api) -> tuple[int, str]:
-    """Return the category and name of the work that a call started, if it isn't a kernel."""
+    """Return the category and the name of the work that a call started, unless it's a kernel."""
     match api.type:
         case "memcpy":
             return MEMCPY, f"Memcpy {api.op}"
@@ -378,30 +378,30 @@ def _work(api: Api) -> tuple[int, str]:
 
 
 def count_over(begins: Whole, ends: Whole) -> Whole:
-    """Return, for each span, how many earlier spans have ended when it begins. Spans must be sorted, outer ones
+    """Return, for each span, how many earlier spans have ended when it begins. Spans must be sorted, with outer ones
     first.
     """
-    short = np.append(0, np.cumsum(begins == ends))  # earlier spans of no length, which end as they begin
+    short = np.append(0, np.cumsum(begins == ends))  # earlier spans without duration, which end when they begin
     group = np.searchsorted(begins, begins, side="right")
     over: Whole = np.searchsorted(np.sort(ends), begins, side="right") - (short[group] - short[: len(begins)])
     return over
 
 
 class Lanes:
-    """Assigns lanes to the spans of a track, which come in order, so that spans in a lane are separate or, if `nested`,
+    """Assigns lanes to the spans of a track, which come in order. Spans in the same lane are separate, or if `nested`,
     may contain each other.
     """
 
     def __init__(self, nested: bool) -> None:
         self._nested = nested
-        self._stacks: list[list[int]] = []  # by lane: ends of unfinished spans, innermost last
-        self._reach = -LAST  # the latest end so far
+        self._stacks: list[list[int]] = []  # by lane: ends of spans that haven't ended, innermost last
+        self._reach = -LAST  # the latest end of any span so far
 
     def find(self, begin: Whole, end: Whole) -> npt.NDArray[np.uint32]:
-        """Return the lanes of some spans, which begin after all earlier ones."""
+        """Return the lanes of these spans, which begin after all earlier ones."""
         lanes = np.zeros(len(begin), np.uint32)
         before = np.maximum.accumulate(np.concatenate(([self._reach], end)))
-        apart = np.append(begin >= before[:-1], True)  # every earlier span is over
+        apart = np.append(begin >= before[:-1], True)  # all earlier spans have ended
         alone = apart[:-1] & apart[1:]
         self._reach = int(before[-1])
         some = np.flatnonzero(~alone)
@@ -423,5 +423,5 @@ class Lanes:
 
 
 def find_lanes(begin: Whole, end: Whole, nested: bool) -> npt.NDArray[np.uint32]:
-    """Assign a lane to each span, in order."""
+    """Return a lane for each span, in order."""
     return Lanes(nested).find(begin, end)

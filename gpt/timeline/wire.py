@@ -1,8 +1,9 @@
-"""Encode many Protobuf messages by column: each field's bytes in all rows at once, without an object per message.
+"""Encode many Protobuf messages by column: the bytes of each field in all rows are computed at once, without an object
+for each message.
 
-https://protobuf.dev/programming-guides/encoding: a field is its tag, then a varint or, for texts and messages, a length
-and the bytes. The size of a field differs from row to row. So a column is a matrix with a row for each
-message, and a mask of the bytes in use; the masked bytes, read row by row, are the encoding.
+https://protobuf.dev/programming-guides/encoding: a field is its tag, followed by a varint, or for texts and messages,
+by a length and the bytes. The size of a field is different in each row. So a column is a matrix with a row for each
+message, together with a mask of the bytes that are used. These bytes, read row by row, are the encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SEVEN = np.arange(10, dtype=np.uint64) * np.uint64(7)  # bits of each byte of a 
 
 
 class Columns(NamedTuple):
-    """Bytes of each row: `data` and `used` have the shape (rows, width)."""
+    """The bytes of each row. `data` and `used` have the shape (rows, width)."""
 
     data: npt.NDArray[np.uint8]
     used: Mask
@@ -31,7 +32,7 @@ class Columns(NamedTuple):
 
 
 def varints(values: Numbers) -> Columns:
-    """Encode each number as a varint; negative ones in ten bytes, as int32 and int64 require."""
+    """Encode each number as a varint. Negative numbers take ten bytes, as int32 and int64 require."""
     numbers = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     parts = numbers[:, None] >> SEVEN[:width]
@@ -79,7 +80,7 @@ def message(field: int, *parts: Columns) -> Columns:
 
 
 def digits(values: Numbers) -> Columns:
-    """Encode each number, 0 or more, as decimal text."""
+    """Encode each number, which must be at least 0, as decimal text."""
     count = len(str(int(values.max(initial=0))))
     tens = np.array([10**place for place in range(count - 1, -1, -1)], np.uint64)
     parts = values.astype(np.uint64)[:, None] // tens

@@ -1,4 +1,4 @@
-"""Read the traces that gpt-hook writes, as arrays: start with `open`."""
+"""Read the traces that gpt-hook writes, as arrays. `open` is where to start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Classify functions of the CUDA driver by name, for traces that record only names.
+"""Classify the functions of the CUDA driver by name, for traces that record only names.
 
-gpt-hook has the same table (runtime/hook/entry/table.h), and a test keeps the two equal. Listed functions have a type
-and an op; for others, both follow from the start of the name.
+gpt-hook has the same table (runtime/hook/entry/table.h), and a test makes sure that they're equal. A function in the
+table has a type and an op. For other functions, both follow from how the name begins.
 """
 
 from __future__ import annotations

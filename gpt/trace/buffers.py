@@ -1,11 +1,13 @@
-"""Launches of probed kernels and what their probes saved: numpy arrays over the bytes, without one object per record.
+"""Launches of probed kernels, and what their probes saved: numpy arrays over the bytes, without an object for each
+record.
 
 gpt-stream(5), PROBE BUFFERS, describes the layout of a buffer; gpt/trace/parts.py finds its bytes. Each thread writes
-separate chunks, so a `buffer` may precede the `probed`, `map` or `kernel` that it refers to, and then waits for them.
+chunks of its own, so a `buffer` may come before the `probed`, `map` or `kernel` that it refers to, and then has to wait
+for them.
 
-Every number in a trace is untrusted. A buffer is only read if its size follows from the map and the
-launch's grid and block, and if that many bytes are there. So an array can only be larger than the trace and its files
-if the bytes were compressed.
+No number in a trace can be trusted. A buffer is only read if its size follows from the map and from the grid and block
+of the launch, and if that many bytes exist. So an array can be larger than the trace and its files only if the bytes
+were compressed.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Slots = npt.NDArray[np.void]
 
 COUNT = 8  # bytes of a count, and of the number of a unit
 WARP = 32  # threads
-BATCH = 16 << 20  # bytes of buffers collected before `full`
-MOST = 1000  # buffers collected before `full`
+BATCH = 16 << 20  # bytes of collected buffers from which on it's `full`
+MOST = 1000  # number of collected buffers from which on it's `full`
 LEVELS = ("thread", "warp", "block")
 TYPES = ("array", "total", "log", "histogram", "table")
 MOST_COPIES = 1 << 16  # limit for a histogram or table
@@ -47,12 +49,14 @@ MOST_COPIES = 1 << 16  # limit for a histogram or table
 class SavedBuffer(NamedTuple):
     """The contents of a buffer, as read-only views of its bytes.
 
-    For arrays and totals, `counts` has the shape (blocks, units per block), and `slots` (blocks, units per block,
-    capacity). For a log, `counts` has one element, `slots` are the saved entries, and `units` has each one's unit
-    number. For a histogram, `bins` has the number of values in each bin, and `slots` is empty. For a table, `slots` has
-    a row for each key, and `counts` how often each was saved. `dropped` records didn't fit; see gpt-stream(5) for a
-    capacity of 1. An array that keeps the last records of a repeated launch dropped the oldest ones. A log that
-    consists of rooms has `pairs` of clocks.
+    - For arrays and totals, `counts` has the shape (blocks, units per block), and `slots` (blocks, units per block,
+      capacity). An array that keeps the last records of a repeated launch has dropped the oldest ones.
+    - For a log, `counts` has one element, `slots` are the saved entries, and `units` has the unit number of each. If
+      the log consists of rooms, `pairs` has readings of clocks.
+    - For a histogram, `bins` has the number of values in each bin, and `slots` is empty.
+    - For a table, `slots` has a row for each key, and `counts` how often each key was saved.
+
+    `dropped` records didn't fit; gpt-stream(5) says what that means with a capacity of 1.
     """
 
     counts: Counts
@@ -64,10 +68,10 @@ class SavedBuffer(NamedTuple):
 
 
 class MapLayout:
-    """A map's layout in a launch's buffer."""
+    """The layout of a launch's buffer for one map."""
 
     def __init__(self, record: Record) -> None:
-        """Read a `map` record. Raises MalformedError if it makes no sense."""
+        """Read a `map` record. Raises MalformedError if it's invalid."""
         fields = packed.parse_fields(record)
         self.id: int = record["id"]
         self.name: str = record["name"]
@@ -78,9 +82,9 @@ class MapLayout:
         for value, known in ((self.type, TYPES), (self.level, LEVELS)):
             if value not in known:
                 raise MalformedError(f"map: '{value}' is not one of {', '.join(known)}")
-        self.keeps_last = record.get("keeps") == "last"  # when the launch repeats
+        self.keeps_last = record.get("keeps") == "last"  # if the launch repeats
         self.repeats = record.get("keeps") in ("last", "sum")  # the buffer's address has a bit for repeated launches
-        self.head: int = record.get("head", COUNT)  # bytes before a unit's slots
+        self.head: int = record.get("head", COUNT)  # bytes before the slots of a unit
         if self.head != COUNT and (self.head or self.type not in ("total", "histogram") or self.capacity > 1):
             raise MalformedError(f"map: a head of {self.head} bytes")
         self.grows = self.type == "log" and record.get("keeps") == "all"
@@ -92,7 +96,7 @@ class MapLayout:
             or not 0 < (1 if self.copies is None else self.copies) <= MOST_COPIES
         ):
             raise MalformedError(f"map: {self.copies} copies")
-        self.low, self.step = record.get("low", 0), record.get("step", 0)  # where bins begin, and their width
+        self.low, self.step = record.get("low", 0), record.get("step", 0)  # where bins begin, and how wide they are
         bins = self.stride // COUNT
         fits = self.low + self.step * bins < 1 << 64 if self.step else bins <= 65
         is_odd = self.stride % COUNT or bins < 2 or self.head or self.capacity > 1 or not fits
@@ -101,7 +105,7 @@ class MapLayout:
         self.types = {field.name: field.type for field in fields}
         if not self.capacity:  # records are only counted
             self.head = COUNT
-        self.ops = {name: op for op in ("min", "max", "last") for name in record.get(op, ())}  # instead of a sum
+        self.ops = {name: op for op in ("min", "max", "last") for name in record.get(op, ())}  # other than sums
         if self.ops and (self.type not in ("total", "table") or not self.types.keys() >= self.ops.keys()):
             raise MalformedError("map: min, max or last names no field of a total or table")
         self._flipped = {name: find_flipped(self.types[name], op) for name, op in self.ops.items() if op != "last"}
@@ -121,7 +125,7 @@ class MapLayout:
 
     @property
     def unit(self) -> int | None:
-        """Bytes per unit; None for a log."""
+        """The size of a unit in bytes, or None for a log."""
         return None if self.type == "log" else self.head + self.capacity * self.stride
 
     def units(self, threads: int) -> int:
@@ -129,7 +133,7 @@ class MapLayout:
         return {"thread": threads, "warp": -(-threads // WARP), "block": 1}[self.level]
 
     def size(self, blocks: int, threads: int) -> int:
-        """Return the buffer's size in bytes for this many blocks with this many threads each."""
+        """Return the size of the buffer in bytes for a launch with these many blocks, and threads per block."""
         if self.rooms:
             return rooms.HEAD + self.capacity * rooms.SECTOR
         if self.type == "log":
@@ -138,9 +142,9 @@ class MapLayout:
         return units * (self.head + self.capacity * self.stride)
 
     def check_size(self, size: int, blocks: int, threads: int) -> None:
-        """Raise MalformedError unless a buffer for this launch may have this size.
+        """Raise MalformedError unless the buffer of this launch can have this size.
 
-        A log may end early, and a log that grows may be larger than its map.
+        A log may be cut off at its end, and if it can grow, it may be larger than its map says.
         """
         wanted = self.size(blocks, threads)
         head, entry = (rooms.HEAD, rooms.SECTOR) if self.rooms else (COUNT, COUNT + self.stride)
@@ -180,12 +184,12 @@ class MapLayout:
             slots = self._unflip(slots, counts)
         dropped = 0
         if self.type == "array":
-            over = counts[counts > self.capacity]  # rarely any
+            over = counts[counts > self.capacity]  # usually empty
             dropped = int((over - np.uint64(self.capacity)).sum())
         return SavedBuffer(counts, slots, None, dropped)
 
     def read_reduced(self, data: bytes) -> SavedBuffer:
-        """Read a histogram whose copies were added up."""
+        """Read a histogram whose copies have been added up."""
         if len(data) != (self.capacity * self.stride or COUNT):
             raise MalformedError(f"map '{self.name}': a histogram of {len(data)} bytes")
         return self._read_histogram(data, 0, 1)
@@ -207,7 +211,9 @@ class MapLayout:
         return SavedBuffer(counts, rows, None, int(first.sum()))
 
     def iter_edges(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the lower bound of each histogram bin, and the next bin's if there is one."""
+        """Yield the lower bound of each bin of a histogram, and the lower bound of the next bin, or None for the last
+        bin.
+        """
         count = self.stride // COUNT
         if self.step:
             starts = [0, *(self.low + self.step * number for number in range(count - 1))]
@@ -216,7 +222,9 @@ class MapLayout:
         yield from zip(starts, [*starts[1:], None], strict=True)
 
     def _unflip(self, slots: Slots, counts: Counts) -> Slots:
-        """Return records with the values that were saved in fields of a minimum or maximum."""
+        """Return records with the original values of fields that keep a minimum or maximum, in which some bits are
+        inverted.
+        """
         slots, there = slots.copy(), counts > 0
         for name, bits in self._flipped.items():
             found = slots[name][:, :, 0]
@@ -245,7 +253,7 @@ class MapLayout:
 
 @dataclass(frozen=True)
 class ProbedLaunch:
-    """A launch of a kernel with probes in it; `start` is a time stamp."""
+    """A launch of a kernel with probes. `start` is a time stamp."""
 
     id: int
     kernel: int
@@ -256,9 +264,9 @@ class ProbedLaunch:
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    params: bytes  # the bytes of the kernel's parameters, as the program passed them
-    repeats: bool = False  # may stand for several launches; arrays then keep the last records
-    exec: int | None = None  # handle of the executable graph that launched it
+    params: bytes  # the bytes of the parameters, as the program passed them
+    repeats: bool = False  # True if it may stand for several launches; then arrays keep the last records
+    exec: int | None = None  # handle of the executable graph, if one launched it
 
     @property
     def blocks(self) -> int:
@@ -284,9 +292,9 @@ def _parse_launch(record: Record) -> ProbedLaunch:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The records that a launch's probes saved to one map. The bytes are read on demand.
+    """The records that the probes in a launch saved to one map. The bytes are only read when they're needed.
 
-    `kernel` is the mangled name; `lost` is the reason if there are no bytes.
+    `kernel` is the mangled name. If there are no bytes, `lost` is the reason.
     """
 
     launch: ProbedLaunch
@@ -299,12 +307,12 @@ class Buffer:
 
     @property
     def unsaved(self) -> bool:
-        """True if there are no bytes because none were requested, so that nothing is missing."""
+        """True if there are no bytes because nobody asked for any, so that nothing is missing."""
         return self.lost is not None and self.lost.code == "not_saved"
 
     @property
     def arguments(self) -> list[ArgumentValue]:
-        """The arguments that the launch passed to the kernel; empty if they weren't recorded.
+        """The arguments that were passed to the kernel. Empty if they weren't recorded.
 
         Raises MalformedError if the records contradict each other.
         """
@@ -312,11 +320,13 @@ class Buffer:
 
     @property
     def reduced(self) -> bool:
-        """True if only sums of its records were kept, because of --detail. Sums of a histogram are all there is."""
+        """True if only the sums of its records were kept, because of --detail. Histograms consist of nothing but
+        sums.
+        """
         return self._parts.reduced is not None and self.map.type != "histogram"
 
     def read_sums(self) -> BufferSums:
-        """Return the sums of a buffer that was reduced. Raises what `Parts.read` raises."""
+        """Return the sums of a buffer of which only these were kept. Raises the same errors as `Parts.read`."""
         return parse_sums(self._read_reduced(), self.map.types if self.map.capacity else {}, self.map.name)
 
     def _read_reduced(self) -> bytes:
@@ -328,7 +338,7 @@ class Buffer:
         return bytes(data[offset : offset + self._parts.size])
 
     def read(self) -> SavedBuffer:
-        """Read the arrays. Raises what `Parts.read` raises, and MissingError if the buffer was reduced."""
+        """Read the arrays. Raises the same errors as `Parts.read`, and MissingError if only sums were kept."""
         if self.reduced:
             raise MissingError("only sums were kept, because of --detail")
         if self._parts.reduced is not None:
@@ -338,7 +348,7 @@ class Buffer:
             self.map.check_size(self._parts.size, *shape)
         data, offset = self._parts.read(self.map.unit, self._files, self._unpack)
         saved = self.map.read(data, *shape, offset, self._parts.size)
-        if saved.units is not None and self._parts.dropped:  # other formats don't count dropped records
+        if saved.units is not None and self._parts.dropped:  # dropped records aren't counted in other formats
             saved = saved._replace(dropped=self._parts.dropped)
         return _in_order(saved) if self.launch.repeats and self.map.keeps_last and saved.dropped else saved
 
@@ -351,7 +361,7 @@ class Buffer:
 
 
 def _in_order(saved: SavedBuffer) -> SavedBuffer:
-    """Put the records of an array that wrapped around back into the order in which they were saved."""
+    """Put the records of an array back into the order in which they were saved, after it has wrapped around."""
     capacity = np.uint64(saved.slots.shape[2])
     oldest = np.where(saved.counts > capacity, saved.counts % capacity, np.uint64(0))
     order = (oldest[..., None] + np.arange(capacity, dtype=np.uint64)) % capacity
@@ -359,11 +369,11 @@ def _in_order(saved: SavedBuffer) -> SavedBuffer:
 
 
 class Probes:
-    """The probed launches in the part of a segment that's been read.
+    """The launches with probes in the part of a segment that has been read.
 
-    `maps` are by id. `probed` counts launches by function, `unprobed` by function and reason. A buffer is kept until
-    it's taken, and a launch until all its buffers are. `kinds` are the record kinds that the reader asked for.
-    `counted` takes the `launches` records, whose counts cover launches that have no `probed` record yet.
+    `maps` are by id. `probed` counts launches by function, and `unprobed` by function and reason. A buffer is kept
+    until it's taken, and a launch until all of its buffers have been. `kinds` are the kinds of records that the reader
+    needs. `counted` collects the `launches` records, which also count launches whose `probed` record hasn't arrived.
     """
 
     def __init__(
@@ -374,7 +384,7 @@ class Probes:
         self.unprobed = Counter[tuple[int, Reason]]()
         self.counted = Collector("launches", PROBED, ("function",))
         self.quick = 0  # bytes of buffers that were packed without zstd
-        self.codes: dict[int, Record] = {}  # `kernel` records about code, by function
+        self.codes: dict[int, Record] = {}  # `kernel` records that describe code, by function
         self._with_buffers = "buffer" in kinds
         self._with_launches = "times" in kinds
         self._told: dict[str, list[Any]] = {"probed": [], "times": [], "memusage": []}  # since the last `take_told`
@@ -384,22 +394,22 @@ class Probes:
         self._kernels: dict[int, _Kernel] = {}
         self._unwritten = Counter[int]()
         self._launches: dict[int, ProbedLaunch] = {}
-        self._taken: dict[int, set[int]] = {}  # maps whose buffers were taken, by launch
+        self._taken: dict[int, set[int]] = {}  # by launch, the maps whose buffers have been taken
         self._begun: dict[tuple[int, int], Parts] = {}  # incomplete buffers, by launch and map
         self._buffers: list[Record] = []
         self._size = 0  # bytes of buffers since the last `take`
-        self._fresh = 0  # number of these buffers
+        self._fresh = 0  # number of buffers since the last `take`
 
     @property
     def full(self) -> bool:
-        """True when enough buffers have arrived to `take` them."""
+        """True if there are enough buffers to `take` them."""
         return self._size >= BATCH or self._fresh >= MOST
 
     @property
     def pending(self) -> int:
-        """The number of chosen launches that lack buffers, or have some that haven't been taken.
+        """The number of chosen launches with buffers that haven't arrived or haven't been taken.
 
-        Nothing but the kernel is known about launches without a `probed` record, so other filters choose all of them.
+        If a launch has no `probed` record, only its kernel is known, so all other filters count as matching.
         """
         unwritten = self.unwritten()
         if not self._selected:
@@ -409,7 +419,7 @@ class Probes:
         return known + sum(count for function, count in unwritten.items() if self._is_of_chosen(function))
 
     def unwritten(self) -> dict[int, int]:
-        """Return the number of launches with probes that lack a `probed` record, by function."""
+        """Return, by function, how many launches with probes have no `probed` record."""
         for _, rows in self.counted.take():
             if "probed" in (rows.dtype.names or ()):
                 for function, count in rows[["function", "probed"]].tolist():
@@ -417,7 +427,7 @@ class Probes:
         return {function: count for function, count in self._unwritten.items() if count > 0}
 
     def add(self, record: Record) -> None:
-        """Add a record of a known kind. Raises MalformedError if it makes no sense."""
+        """Add a record whose kind is known. Raises MalformedError if it's invalid."""
         match record["kind"]:
             case "map":
                 self.maps[record["id"]] = MapLayout(record)
@@ -433,10 +443,10 @@ class Probes:
                 launch = _parse_launch(record)
                 chosen = self._is_chosen(launch)
                 self.probed[launch.function] += chosen
-                self._unwritten[launch.function] -= launch.exec is None  # graphs aren't in the counts
+                self._unwritten[launch.function] -= launch.exec is None  # the counts don't include graphs
                 if self._with_launches and chosen:
                     self._told["probed"].append(launch)
-                if self._with_launches and self._selected and launch.exec is None:  # graph nodes have no times
+                if self._with_launches and self._selected and launch.exec is None:  # nodes of graphs have no times
                     self._fates[launch.id] = launch.function if chosen else None
                 if self._with_buffers and self._launches.setdefault(launch.id, launch) is not launch:
                     raise MalformedError(f"two probed launches have the number {launch.id}")
@@ -452,7 +462,7 @@ class Probes:
                 self._fresh += 1
 
     def take(self) -> Iterator[Buffer]:
-        """Yield new buffers that are complete and have all the records they refer to."""
+        """Yield the new buffers that are complete, once all records that they refer to have arrived."""
         found, self._buffers, self._size, self._fresh = self._buffers, [], 0, 0
         for record in found:
             launch, layout = self._launches.get(record["launch"]), self.maps.get(record["map"])
@@ -488,14 +498,15 @@ class Probes:
         return sorted({self.maps[map_].name for map_ in found.maps if map_ in self.maps}) if found else []
 
     def unsaved_of(self, kernel: int) -> set[str]:
-        """Return the probes that were requested for a kernel but found nothing to save in it."""
+        """Return the probes that were requested for a kernel, but had nothing to save in it."""
         found = self._kernels.get(kernel)
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """Return the chosen launches (`probed`) or records (`times`, `memusage`) since the last call.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) that have arrived since the last call.
 
-        `memusage` records are sums without a thread or a time, so a selection by these leaves them out.
+        `memusage` records are sums that have neither a thread nor a time, so if the selection depends on these, they're
+        left out.
         """
         found, self._told[kind] = self._told[kind], []
         if not self._selected:
@@ -522,4 +533,4 @@ class _Kernel(NamedTuple):
     name: str
     maps: frozenset[int]
     params: list[Record]
-    asked: frozenset[str]  # probes
+    asked: frozenset[str]  # requested probes

@@ -1,7 +1,7 @@
-"""Store the calls and GPU times of processes as they arrive, and read them back sorted by time, in ns.
+"""Store the calls and GPU times of processes as they arrive, and read them sorted by time, in ns.
 
-Clocks, functions and devices are only known at the end, so until then rows stay as they are in the trace. Each batch is
-sorted by time stamp, which gives the same order as ns, and becomes a run for the merge in gpt/trace/spill.py.
+Clocks, functions and devices are only known at the end, so until then, rows stay as they are in the trace. Each batch
+is sorted by time stamp, which gives the same order as ns, and becomes a run for the merge in gpt/trace/spill.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpt.trace.spill import Array, Aside, SortedRun, join, merge
 CALL = [("start", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("thread", "<u8"), ("api", "<u4"), ("result", "<i4")]
 GPU = [("begin", "<i8"), ("duration", "<f8"), ("process", "<u4"), ("api", "<u4"), ("function", "<u4"),
        ("thread", "<u8"), ("call", "<i8"), ("stream", "<u8"), ("probed", "<u4"), ("device", "<u4")]  # fmt: skip
-NO_DEVICE = (1 << 32) - 1  # for a row that doesn't say where it ran
+NO_DEVICE = (1 << 32) - 1  # for rows that don't say where they ran
 WIDTHS = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "u64": "<u8"}
 BLOCK = 1 << 16  # rows per read
 LAST_STAMP = np.uint64((1 << 64) - 1)
@@ -35,7 +35,7 @@ def times_of(process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np
 
 
 def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the fields of CALL, and the named ones."""
+    """Return the fields of CALL, and these ones."""
     known = {name: WIDTHS[width] for name, width in ARGUMENTS.items()}
     known |= dict.fromkeys(("stamp", "stack", "python"), "<u8")
     return [*CALL, *((name, known[name]) for name in names)]
@@ -44,16 +44,17 @@ def call_fields(names: Sequence[str]) -> list[tuple[str, str]]:
 class _Batch(NamedTuple):
     """Rows of one layout, sorted by time stamp.
 
-    In the file, the calls' threads precede their rows. `device` is None if GPU times don't name it.
+    In the file, the threads of calls come before the rows. `device` is None if GPU times don't say which device they're
+    from.
     """
 
     aside: Aside  # the file
     number: int  # the process's number
     process: Process
     layout: np.dtype[np.void]
-    offset: int  # where the rows are in the file
+    offset: int  # where its rows are in the file
     rows: int
-    first: int  # time stamp
+    first: int  # time stamp of the first row
     threads: bool
     device: int | None
 
@@ -63,7 +64,9 @@ class _Batch(NamedTuple):
 
 
 class Kept:
-    """The rows of all processes, spilled to a file if there are many. `types` limits calls by type; None keeps all."""
+    """The rows of all processes. If there are many, they're spilled to a file. Only calls with these `types` are kept,
+    or all if it's None.
+    """
 
     def __init__(self, types: frozenset[str] | None = None) -> None:
         self._types = types
@@ -71,7 +74,7 @@ class Kept:
         self._calls: list[_Batch] = []
         self._gpu_times: list[_Batch] = []
         self._firsts: dict[int, FirstLaunches] = {}
-        self._last: dict[int, tuple[int, Process]] = {}  # time stamp of the end of the last call, by process
+        self._last: dict[int, tuple[int, Process]] = {}  # by process: time stamp of the end of its last call
         self.loading: dict[tuple[int, int], tuple[int, int]] = {}  # how many kernels were loaded, and ns, by place
 
     def take(self, number: int, process: Process) -> None:
@@ -90,7 +93,7 @@ class Kept:
                 self._firsts.setdefault(number, FirstLaunches()).add(ordered)
 
     def merge(self, other: Kept, first: int) -> None:
-        """Add the rows of other processes, which are numbered from `first` on from now on."""
+        """Add the rows of other processes. These get new numbers, beginning with `first`."""
         for mine, theirs in ((self._calls, other._calls), (self._gpu_times, other._gpu_times)):
             mine += [batch._replace(number=first + batch.number) for batch in theirs]
         self._firsts |= {first + number: firsts for number, firsts in other._firsts.items()}
@@ -117,7 +120,7 @@ class Kept:
         return batch.aside.read(np.uint64, batch.offset - 8 * (batch.rows - at), count), rows
 
     def read(self, batch: _Batch, at: int, count: int, fields: Any, stamps: Collection[str], more: Fill) -> Array:
-        """Read some rows of a batch with these fields, and convert the fields named in `stamps` to ns."""
+        """Read rows of a batch with these fields. Fields in `stamps` are converted to ns."""
         threads, rows = self._read(batch, at, count)
         process, found = batch.process, np.zeros(len(rows), fields)
         found["process"] = batch.number
@@ -134,7 +137,7 @@ class Kept:
     # Calls
 
     def last(self, number: int) -> int | None:
-        """Return when a process's last call ended, even of a type that isn't kept, or None if it made none."""
+        """Return when the last call of a process ended, even if its type isn't kept, or None if there were no calls."""
         if number not in self._last:
             return None
         stamp, process = self._last[number]
@@ -151,7 +154,7 @@ class Kept:
         return merge([_KeptRun(self, batch, fields, ("start",), _fill_call) for batch in chosen], "start")
 
     def _iter_launches(self, process: int) -> Iterator[Array]:
-        """Yield a process's launch calls in the form that find_loading expects, in any order."""
+        """Yield the launch calls of a process in the form that find_loading expects, in any order."""
         for batch in (one for one in self._calls if one.number == process and one.has("function")):
             for at in range(0, batch.rows, BLOCK):
                 _, rows = self._read(batch, at, min(BLOCK, batch.rows - at))
@@ -195,7 +198,9 @@ class Kept:
         return merge(runs, "begin")
 
     def _find_late(self, number: int, batches: list[_Batch]) -> _Moved:
-        """Find kernels whose measured time includes loading, and move their start past it. Sorted by the old start."""
+        """Find kernels whose measured time includes loading, and let them start after it. They're sorted by their old
+        start.
+        """
         firsts = self._firsts[number].rows if number in self._firsts else np.zeros(0, LAUNCH)
         where = [(int(first["batch"]), int(first["row"])) for first in firsts]
         parts = [self.read(batches[at], row, 1, GPU, ("begin", "call"), _fill_gpu_time) for at, row in where]
@@ -214,7 +219,7 @@ class Kept:
 
 
 class _Moved(NamedTuple):
-    """GPU times whose start was moved by `cut` ns, with the batch and row that each came from."""
+    """GPU times whose start was moved by `cut` ns, and the batch and row of each."""
 
     rows: Array
     batches: Array
@@ -223,7 +228,7 @@ class _Moved(NamedTuple):
 
 
 class _KeptRun:
-    """A batch as a run, without the rows to skip."""
+    """A batch as a run, except for rows that are skipped."""
 
     def __init__(
         self, kept: Kept, batch: _Batch, fields: Any, stamps: Collection[str], more: Fill, skip: Array | None = None
@@ -245,7 +250,7 @@ class _KeptRun:
 
 
 class _MovedRun:
-    """Rows in memory, as a run."""
+    """A run whose rows are in memory."""
 
     def __init__(self, rows: Array) -> None:
         self._rows, self.low, self.count = rows, int(rows["begin"][0]), len(rows)
@@ -289,7 +294,7 @@ def _fill_gpu_time(found: Array, _: Threads, rows: Rows, process: Process) -> No
 
 
 def _choose_types(threads: Threads, rows: Rows, process: Process, types: frozenset[str]) -> tuple[Threads, Rows]:
-    """Keep the calls whose function has one of these types, or isn't known yet."""
+    """Keep the calls of functions of these types, and of functions that aren't known yet."""
     known = process.apis
     ids = [id_ for id_ in np.unique(rows["api"]).tolist() if id_ not in known or known[id_].type in types]
     chosen = np.flatnonzero(np.isin(rows["api"], ids))

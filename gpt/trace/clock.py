@@ -1,8 +1,8 @@
 """Convert the time stamps of a trace to nanoseconds.
 
-Where the processor allows it, gpt-hook stores ticks of the time stamp counter. The header has their rate, measured over
-2 ms or more, and one reading of the counter and CLOCK_MONOTONIC together; each `clock` record has another. Once a
-reading is far enough from the header, the rate between the header and the farthest reading replaces the header's.
+If the processor allows it, gpt-hook records ticks of the time stamp counter. The header has their rate, measured over 2
+ms or more, and the values of the counter and of CLOCK_MONOTONIC at the same moment. Each `clock` record has another
+such pair. As soon as a pair is far enough from the header, the rate is computed from the header and the farthest pair.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FAR = 100_000_000  # ns
 
 
 class Clock:
-    """The clock of one segment. `ns_per_tick` may change with each `add`."""
+    """The clock of a segment. `ns_per_tick` may change whenever a record is added."""
 
     def __init__(self, header: dict[str, Any]) -> None:
-        """Start from a header. Raises MalformedError if it has ticks without a rate."""
+        """Start with the header. Raises MalformedError if it has ticks but no rate."""
         self.monotonic: int = header["monotonic"]
         if self.monotonic >= LIMIT:
             raise MalformedError("header: monotonic is over 73 years")
@@ -45,12 +45,14 @@ class Clock:
             self.ns_per_tick = ns / ticks
 
     def durations(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-        """Convert durations to whole ns, as JSON lines have them. 0 ticks is 0, anything else at least 1."""
+        """Convert durations to integers in ns, as they are in JSON lines. Only 0 ticks become 0; anything else is at
+        least 1.
+        """
         ns: npt.NDArray[np.float64] = ticks.astype(np.float64)
         return np.maximum(np.rint(ns * self.ns_per_tick), ticks != 0) if self._ticks else ns
 
     def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Convert time stamps to ns of CLOCK_MONOTONIC. They may precede the header."""
+        """Convert time stamps to ns of CLOCK_MONOTONIC. They may be earlier than the header."""
         since = self.since(ticks)
         if not self._ticks:
             return np.clip(since, -LIMIT, LIMIT) + self.monotonic
@@ -58,8 +60,10 @@ class Clock:
         return ns.astype(np.int64) + self.monotonic
 
     def since(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Convert time stamps to ticks since the header, negative before it, so that they sort by time."""
-        found: npt.NDArray[np.int64] = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps round, as it should
+        """Convert time stamps to ticks since the header, so that they sort by time. They're negative before the
+        header.
+        """
+        found: npt.NDArray[np.int64] = (ticks - np.uint64(self._tsc)).view(np.int64)  # wraps around, which is correct
         return found
 
     def realtime_at(self, ticks: int) -> int:
@@ -67,5 +71,5 @@ class Clock:
         return self.realtime(int(self.times(np.array([ticks], np.uint64))[0]))
 
     def realtime(self, monotonic: int) -> int:
-        """Convert a time of CLOCK_MONOTONIC to ns since the epoch, at least 0."""
+        """Convert a time of CLOCK_MONOTONIC to ns since the epoch, which are at least 0."""
         return max(0, monotonic - self.monotonic + self._realtime)

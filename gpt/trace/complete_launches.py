@@ -1,12 +1,12 @@
-"""Extract probed launches from a stream that's still being written, each one as soon as everything it saved has
+"""Extract the launches with probes from a stream that's still being written, each as soon as everything it saved has
 arrived.
 
-Each launch becomes a separate trace: header, the records that it refers to, `probed`, its buffers, end. So every
-program that reads traces can read it. Until the last buffer arrives, earlier ones are kept packed, and large ones in an
-unnamed temporary file.
+Each launch becomes a trace of its own: a header, the records that it refers to, `probed`, its buffers, and an end. So
+every program that reads traces can read it. Buffers stay packed until the last one has arrived; large ones are kept in
+an unnamed temporary file.
 
-Records of different threads come in no particular order: a buffer may precede the `probed`, `kernel` and `map` that it
-refers to.
+Records of different threads come in any order: a buffer may come before the `probed`, `kernel` and `map` that it refers
+to.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ OF_A_SEGMENT = ("device", "function", "kernel", "map")  # kinds of records that 
 
 
 class WholeLaunch:
-    """A launch with everything that it saved: `buffers` has the packed records, or `fault` says why they're missing.
+    """A launch with everything that it saved. `buffers` has the packed records; if they're missing, `fault` says why.
 
-    `callbacks` are the callbacks of its maps, each once; `around` are the records that it refers to, header first.
+    `callbacks` are the callbacks of its maps, each once. `around` are the records that it refers to, beginning with the
+    header.
     """
 
     def __init__(self, probed: Record, around: list[Record], callbacks: list[str], kept: _Kept) -> None:
@@ -45,24 +46,24 @@ class WholeLaunch:
 
     @property
     def id(self) -> int:
-        """The launch's number in its segment."""
+        """The number of the launch in its segment."""
         number: int = self.probed["id"]
         return number
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """The process id."""
         pid: int = self.around[0]["pid"]
         return pid
 
     def write(self, file: IO[bytes]) -> None:
-        """Write it as a trace. Raises OSError."""
+        """Write the launch as a trace. Raises OSError."""
         for record in (*self.around, self.probed):
             file.write(wire.pack(record))
         self.buffers.seek(0)
         while data := self.buffers.read(COPY):
             file.write(data)
-        count = len(self.around) + self._count  # excludes the header, includes the `probed` record
+        count = len(self.around) + self._count  # without the header, but with the `probed` record
         file.write(wire.pack(records.make("end", records=count, status=0)))
 
     def close(self) -> None:
@@ -71,12 +72,12 @@ class WholeLaunch:
 
 
 class _Kept:
-    """The records that have arrived so far for a launch."""
+    """The records of a launch that have arrived so far."""
 
     def __init__(self, folder: Path) -> None:
         self.probed: Record | None = None
         self.fault: str | None = None
-        self.count = 0  # records of buffers
+        self.count = 0  # number of buffer records
         self.file: IO[bytes] = SpooledTemporaryFile(IN_MEMORY, dir=str(folder))
         self._parts: dict[int, Parts] = {}  # by map
         self._whole: set[int] = set()
@@ -84,7 +85,7 @@ class _Kept:
     def add(self, record: Record) -> None:
         map_ = record["map"]
         parts = self._parts.setdefault(map_, Parts(record["size"]))
-        lean = {key: value for key, value in record.items() if key != "data"}  # its bytes are in the file
+        lean = {key: value for key, value in record.items() if key != "data"}  # the bytes are in the file
         if map_ in self._whole:
             raise MalformedError(f"buffer of launch {record['launch']}: map {map_} has its own already")
         if parts.add(lean | {"data": b""} if "data" in record else lean):
@@ -108,14 +109,14 @@ class _Kept:
 
 
 class _Segment:
-    """The records of a process that launches refer to, and its unfinished launches."""
+    """The records of a process to which launches refer, and its launches that aren't complete."""
 
     def __init__(self, header: Record) -> None:
         self.header = header
         self.clock: Record | None = None
         self.known: dict[str, dict[int, list[Record]]] = {kind: {} for kind in OF_A_SEGMENT}
         self.open: dict[int, _Kept] = {}
-        self.counted = Collector("launches", PROBED, ("function",))  # launches, whether or not they were written
+        self.counted = Collector("launches", PROBED, ("function",))  # all launches, whether or not they were written
         self.written = 0  # number of `probed` records, without graph nodes
 
     def count_pending(self) -> int:
@@ -125,7 +126,7 @@ class _Segment:
         return sum(kept.probed is not None for kept in self.open.values()) + max(0, -self.written)
 
     def maps_of(self, probed: Record) -> set[int] | None:
-        """Return the maps of a launch's kernel, or None if some records are still missing."""
+        """Return the maps of the launch's kernel, or None if records are still missing."""
         kernels = self.known["kernel"].get(probed["kernel"], [])
         maps = {map_ for kernel in kernels for map_ in kernel.get("maps", ())}
         return maps if maps and maps <= self.known["map"].keys() else None
@@ -140,7 +141,7 @@ class _Segment:
 
 
 class CompleteLaunches:
-    """A stream's launches. Incomplete buffers are kept in `folder`."""
+    """Collects the launches of a stream. Buffers of incomplete launches are kept in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -153,9 +154,9 @@ class CompleteLaunches:
         return sum(segment.count_pending() for segment in self._known.values())
 
     def add(self, record: Record) -> Iterator[WholeLaunch]:
-        """Take a record in, and yield the launches that it completes. The caller closes them.
+        """Add a record, and yield the launches that it completes. The caller must close them.
 
-        Raises MalformedError if it makes no sense.
+        Raises MalformedError if the record is invalid.
         """
         number, kind = self._segments.add(record), record["kind"]
         if kind == "header":

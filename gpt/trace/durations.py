@@ -1,8 +1,8 @@
 """Summarize durations of calls: count, total, largest, and percentiles from a histogram of bounded size.
 
-Ten million durations would take 80 MB and a sort; a histogram of their logarithms takes at most 64 KiB. A bin is the
-exponent and the first seven bits of the mantissa of the duration as a double, so its width is 1/128 of its lower edge.
-A percentile is the middle of its bin, at most 0.4 % off. Count, total and largest are exact.
+Ten million durations would take 80 MB, and would have to be sorted; a histogram of their logarithms takes at most 64
+KiB. The bin of a duration is the exponent and the first seven bits of the mantissa, as a double, so a bin is 1/128 of
+its lower edge wide. A percentile is the middle of its bin, and at most 0.4 % off. Count, total and largest are exact.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 BITS = 7
-BINS = 64 << BITS  # 1 ns to 2^64 ns
+BINS = 64 << BITS  # for 1 ns to 2^64 ns
 _SHIFT = np.uint64(52 - BITS)
 _ONE = 1023 << BITS  # 1.0 would be in this bin without an offset
 
@@ -25,14 +25,14 @@ def edges() -> Floats:
 
 
 class Durations:
-    """Durations in ns, added as arrays. Only bins between the smallest and the largest used one are stored."""
+    """Durations in ns, which are added as arrays. Bins are stored only from the smallest to the largest in use."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
         self.largest = 0.0
         self._squares = 0.0  # sum of squares
-        self._first = 0  # number of the first stored bin
+        self._first = 0  # number of the first bin that's stored
         self._bins = np.zeros(0, np.int64)
 
     def add(self, ns: Floats) -> None:
@@ -48,7 +48,7 @@ class Durations:
             self._bins[first - self._first : last + 1 - self._first] += np.bincount(places - first)
 
     def replace(self, old: float, new: float) -> None:
-        """Replace an added duration by another. The largest is left as it was."""
+        """Replace a duration that was added by another one. The largest duration isn't updated."""
         self.total += new - old
         self._squares += new * new - old * old
         before, after = _bins_of(np.array([old, new])).tolist()
@@ -57,7 +57,7 @@ class Durations:
         self._bins[after - self._first] += 1
 
     def _reserve(self, first: int, last: int) -> None:
-        """Make room for bins from the first to the last one."""
+        """Make room for the bins from `first` to `last`."""
         if not len(self._bins):
             self._first = first
         before = max(0, self._first - first)
@@ -97,7 +97,9 @@ class Durations:
         return max(0.0, self._squares / self.count - self.mean**2) if self.count else 0.0
 
     def percentile(self, part: float) -> float:
-        """Return the duration that a fraction `part` (0 to 1) doesn't exceed, or 0 if there are no durations."""
+        """Return the duration that a share `part` (from 0 to 1) of durations doesn't exceed, or 0 without any
+        durations.
+        """
         if not self.count:
             return 0.0
         rank = max(1, int(np.ceil(part * self.count)))

@@ -1,12 +1,12 @@
-"""Follow traces: first the files on the command line, then the traces of the processes that these started.
+"""Follow traces: first those on the command line, then the traces of the processes that these started.
 
-A `child` record names the trace of another process, a file in the same folder. The name is untrusted, so nothing else
-is opened: no link, and no file elsewhere. A live stream names no files, because the children's segments follow in it.
-Each file is read once, however often it's named.
+A `child` record names the trace of another process, which is a file in the same folder. The name can't be trusted, so
+nothing else is opened: no links, and no files elsewhere. A live stream names no files, because the segments of children
+follow in the stream. Each file is read once, however often it's named.
 
 This module only reports damage; the reader decides what to do about it. A segment without `end` is *interrupted*: its
-process was killed, or still runs. A file that ends within a record, or that names a child whose trace is absent, is
-*truncated*.
+process was killed, or is still running. A file is *truncated* if it ends within a record, or if it names a child whose
+trace is absent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gpt.stream.wire import Segments
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
 STDIN = "<stdin>"
-MISSING = "missing"  # `ref` of a diag record that names something the trace lacks
+MISSING = "missing"  # `ref` of a diag record about something that the trace lacks
 
 
 class Child(NamedTuple):
-    """A child process: its pid, its trace's path, and the index of the segment that names it."""
+    """A child process: its pid, the path of its trace, and the index of the segment that names it."""
 
     pid: int
     path: str
@@ -35,11 +35,11 @@ class Child(NamedTuple):
 
 
 class Trace:
-    """A trace file, or standard input, whose `path` is None. Iterating it reads it.
+    """A trace file, or standard input, whose `path` is None. Iterating over it reads it.
 
-    `root` is false if only a `child` record named it. `interrupted` has the pids of segments without end, `forked` the
-    pids of children that didn't replace their parent by `exec`. `origin` is the index of the path on the command line
-    that led here. `missing` has lines in which the writer says what the trace lacks.
+    `root` is False if only a `child` record names it. `interrupted` has the pids of segments without end; `forked` has
+    the pids of children that haven't called `exec`. `origin` is the index of the path on the command line from which
+    this trace was reached. `missing` has lines in which the writer says what the trace lacks.
     """
 
     def __init__(self, path: Path | None, root: bool, read: Read, origin: int = 0) -> None:
@@ -53,10 +53,10 @@ class Trace:
         self.missing: list[str] = []
         self._read = read
         self._pids: list[int] = []  # the pid of each segment
-        self._started: dict[int, set[int]] = {}  # by pid: segments with more than a header and an end
+        self._started: dict[int, set[int]] = {}  # by pid: segments with more in them than a header and an end
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield its records. Raises MalformedError at the first bad one; earlier ones count."""
+        """Yield its records. Raises MalformedError at the first bad one; the records before it are valid."""
         segments = Segments()
         for record in self._read(self.path):
             segment = segments.add(record)
@@ -75,7 +75,7 @@ class Trace:
         self.interrupted = {self._pids[segment] for segment in segments.open}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle a trace that was read, without the function that reads it."""
+        """Pickle a trace that has been read, without the function that read it."""
         return {**self.__dict__, "_read": None}
 
     def _add_child(self, record: Record, segment: int) -> None:
@@ -87,16 +87,19 @@ class Trace:
             self.forked.add(record["pid"])
 
     def has_segment_of(self, child: Child) -> bool:
-        """Return whether the file has the segment of a child. After an `exec`, the child has its parent's pid."""
+        """Return whether the file has the segment of this child. A child that was created by `exec` has the pid of its
+        parent.
+        """
         return bool(self._started.get(child.pid, set()) - {child.segment})
 
 
 class Follow:
-    """The traces at `paths` and their children's traces, each once; None is standard input, which has no folder.
+    """The traces at `paths` and their children's traces, each once. None stands for standard input, which has no
+    folder.
 
-    `read` returns the records of a trace. `absent` grows while traces are read. It lists children's traces that are
-    neither regular files beside the trace that names them, nor in `paths` or `given` (other files that will be read).
-    Each is a pair: the name of the parent's trace, and the child's path.
+    `read` returns the records of a trace. `absent` grows while traces are read: it has the traces of children that are
+    neither regular files in the folder of the trace that names them, nor in `paths` or `given` (other files that will
+    be read). Each entry is the name of the parent's trace, and the path of the child's.
     """
 
     def __init__(self, paths: Sequence[Path | None], read: Read, given: Sequence[Path | None] = ()) -> None:
@@ -114,7 +117,7 @@ class Follow:
                 self.traces += self.children(trace)
 
     def is_new(self, trace: Trace) -> bool:
-        """Return whether it's being read for the first time, and remember it."""
+        """Return whether the trace hasn't been read yet, and remember that it has now."""
         if trace.path is None:
             return True
         real = real_path(trace.path)
@@ -123,7 +126,9 @@ class Follow:
         return not known
 
     def children(self, trace: Trace) -> list[Trace]:
-        """Return the traces of children that a trace names, once it has been read; add missing ones to `absent`."""
+        """Return the traces of the children that a trace names. It must have been read. Missing ones are added to
+        `absent`.
+        """
         found = []
         for child in trace.children:
             path = trace.path.parent / child.path if trace.path else None

@@ -1,7 +1,7 @@
-"""Executable graphs and their launches, stored in 16 bytes per launch.
+"""Executable graphs and their launches, which take 16 bytes per launch.
 
-A call only has the graph's handle. The driver reuses the handle of a destroyed graph, so a launch refers to the graph
-that had the handle when the call began. Each `graph` record says from when on it's valid.
+A call only has the handle of a graph. The driver reuses the handles of destroyed graphs, so a launch refers to the
+graph that had the handle when the call began. Each `graph` record says from when on it applies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Column = npt.NDArray[np.uint64]
 
 
 class Operation(NamedTuple):
-    """Work in a graph other than kernels: how many nodes do it, and their bytes per launch."""
+    """Work in a graph other than kernels: the number of nodes that perform it, and their bytes per launch."""
 
     type: str
     op: str
@@ -35,11 +35,11 @@ class Operation(NamedTuple):
 
 
 class GraphContents(NamedTuple):
-    """The graph that a handle refers to from a time stamp on: its nodes, its launches by function, and its other nodes'
-    work.
+    """The graph that a handle refers to from some time stamp on: its nodes, the number of launches by function, and the
+    work of its other nodes.
 
-    `operations` is None if it wasn't recorded. `unknown` nodes run as often as a condition decides, and aren't in
-    either. With `for_device`, kernels may launch the graph.
+    `operations` is None if that wasn't recorded. How often the `unknown` nodes run depends on a condition, so they
+    aren't included elsewhere. With `for_device`, kernels can launch the graph.
     """
 
     since: int
@@ -51,8 +51,8 @@ class GraphContents(NamedTuple):
 
 
 class NodeOrigins(NamedTuple):
-    """The kernel nodes that a replay launches: the function of each, and the call that created it or was captured as
-    it, by thread and time stamp. Both are 0 if that isn't known.
+    """The kernel nodes that a replay launches: the function of each, and the thread and time stamp of the call that
+    created it, or that was captured as this node. Thread and time stamp are 0 if the call isn't known.
     """
 
     functions: Column
@@ -60,16 +60,16 @@ class NodeOrigins(NamedTuple):
     calls: Column
 
 
-NOTHING = GraphContents(0, 0, Counter())  # a graph that was made before anything was recorded
+NOTHING = GraphContents(0, 0, Counter())  # a graph that was created before recording began
 
 
 def _read_operation(record: dict[str, Any]) -> Operation:
-    """Read a nested record, which may have keys of later versions."""
+    """Read a nested record, which may have keys that only later versions know."""
     return Operation(*(record.get(name) for name in Operation._fields))  # type: ignore[arg-type]
 
 
 class Graphs:
-    """The graphs of a segment, and calls that may be launches of graphs."""
+    """The graphs of a segment, and the calls that may launch graphs."""
 
     def __init__(self) -> None:
         self.times = NodeTimes()
@@ -100,7 +100,7 @@ class Graphs:
         self._nodes.setdefault(record["exec"], {}).setdefault(record["at"], []).append(found)
 
     def origins(self, handle: int, graph: GraphContents) -> NodeOrigins | None:
-        """Return the nodes of a graph; None if they aren't known, as in older traces."""
+        """Return the nodes of a graph, or None if they aren't known, as in older traces."""
         known = self._nodes.get(handle, {})
         at = max((at for at in known if at <= graph.since), default=None)
         if at is None:
@@ -108,7 +108,7 @@ class Graphs:
         found = NodeOrigins(*(np.concatenate(part) for part in zip(*known[at], strict=True)))
         functions, counts = np.unique(found.functions, return_counts=True)
         told = dict(zip(functions.tolist(), counts.tolist(), strict=True))
-        return found if told == +graph.kernels else None  # another graph's, or incomplete
+        return found if told == +graph.kernels else None  # otherwise they belong to another graph, or are incomplete
 
     def timed(self, handle: int, graph: GraphContents) -> list[TimedReplay]:
         """Return the replays of a graph whose nodes were timed, oldest first."""
@@ -124,17 +124,19 @@ class Graphs:
         return graph.since, min(later, default=None)
 
     def add_calls(self, api: int, calls: Rows) -> None:
-        """Add calls with an `object`, which is a handle if the function launches graphs."""
+        """Add calls that have an `object`. If the function launches graphs, it's a handle."""
         good = (calls["result"] == 0) & (calls["duration"] != 0)
         self._calls.setdefault(api, []).append((calls["object"][good], calls["start"][good]))
 
     def find(self, handle: int, at: int) -> Counter[int]:
-        """Return the launches, by function, of the graph that had a handle then; empty if no record describes it."""
+        """Return the number of launches by function, for the graph that had a handle at that time. Empty if no record
+        describes it.
+        """
         known = [graph for graph in self.of(handle) if graph.since <= at]
         return Counter(known[-1].kernels) if known else Counter()
 
     def of(self, handle: int) -> list[GraphContents]:
-        """Return the graphs that had a handle, oldest first."""
+        """Return the graphs that had this handle, oldest first."""
         return sorted(self._graphs.get(handle, ()), key=lambda graph: graph.since)
 
     def iter_all(self) -> Iterator[tuple[int, GraphContents]]:
@@ -144,9 +146,10 @@ class Graphs:
     def iter_launched(
         self, objects: Column, starts: Column
     ) -> Iterator[tuple[int, GraphContents, npt.NDArray[np.intp]]]:
-        """Match launches (`objects` and `starts`) with graphs: yield each handle and graph, and the launches' indices.
+        """For each graph that was launched, yield its handle, the graph, and the indexes of its launches in `objects`
+        and `starts`.
 
-        NOTHING stands for a graph without a record.
+        If a graph has no record, NOTHING stands for it.
         """
         for handle in np.unique(objects).tolist():
             own = np.flatnonzero(objects == handle)
@@ -157,8 +160,8 @@ class Graphs:
                 yield handle, graphs[at - 1] if at else NOTHING, own[meant == at]
 
     def iter_replays(self, apis: Container[int]) -> Iterator[tuple[GraphContents, int]]:
-        """Yield each graph that `apis` launched with its number of launches; NOTHING stands for graphs without a
-        record.
+        """Yield each graph that `apis` launched, and the number of its launches. If a graph has no record, NOTHING
+        stands for it.
         """
         parts = [part for api, calls in self._calls.items() if api in apis for part in calls]
         if parts:
@@ -167,7 +170,7 @@ class Graphs:
                 yield graph, len(places)
 
     def count_launches(self, apis: Container[int]) -> Counter[int]:
-        """Count how often graphs launched each function, if `apis` are the functions that launch graphs."""
+        """Return how often graphs launched each function. `apis` are the functions that launch graphs."""
         found = Counter[int]()
         for graph, launches in self.iter_replays(apis):
             for function, count in graph.kernels.items():

@@ -1,8 +1,8 @@
-"""Read the traces on a command line: gpt-hook's files, `-` for standard input, and files from other people's tools.
+"""Read the traces on a command line: gpt-hook's files, `-` for standard input, and files of other people's tools.
 
-Readers get records from all of them. Foreign formats are looked up in FORMATS. Importing gpt/compat/ fills that table;
-the stages do that, and nothing in the core does. This file stays cheap to import because a format imports its reader
-only when needed.
+Readers get the same records from all of them. Other formats are looked up in FORMATS. Importing gpt/compat/ fills that
+table; the stages do that, but nothing else does. This file is quick to import, because a format imports its reader only
+when it's needed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Read = Callable[[Path | None], Iterator[Record]]
-ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # takes an open file and its name
+ReadText = Callable[[IO[bytes], str], Iterator[Record]]  # gets an open file and its name
 
 STDIN = Path("-")
-MOST_FOLDERS = 10_000  # in a folder of folders
-HEAD = 1 << 20  # bytes read to recognize a text format
+MOST_FOLDERS = 10_000  # limit for the folders in a folder
+HEAD = 1 << 20  # bytes that are read to recognize a text format
 
 
 class StoredBuffer(NamedTuple):
-    """A buffer in a file of another format: `units` units, `size` bytes together, starting at `offset`.
+    """A buffer in a file of another format: `units` units, `size` bytes in all, from `offset` on.
 
-    The other fields describe the launch's buffer: records of `stride` bytes, `capacity` of them in each unit (None in a
-    log), one unit per thread, warp or block as `level` says, in `blocks` blocks of `threads` threads.
+    The other fields describe the buffer of the launch: its records have `stride` bytes, each unit has `capacity` of
+    them (None in a log), and the units are threads, warps or blocks, depending on `level`, in `blocks` blocks of
+    `threads` threads.
     """
 
     offset: int
@@ -46,13 +47,13 @@ class StoredBuffer(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Somebody else's format. Each field is a function that returns None for files of another format.
+    """A format of another tool. Each field is a function, which returns None for files that aren't in this format.
 
-    `find_trace` returns the records of a file or folder, and `side_folder` the folder that contains the buffers.
-    `find_text` gets the first HEAD bytes of a file or pipe, and returns the function that reads it.
-    `unpack` decodes the buffer that a `buffer` record refers to, if the record's `codec` is the `name` of the format.
-    `list_used` returns the kernels and libraries that a text file lists as used, and `find_library` the
-    library that a file describes, for `gpt-extract --loaded`.
+    - `find_trace` returns the records of a file or folder, and `side_folder` the folder with its buffers.
+    - `find_text` gets the first HEAD bytes of a file or pipe, and returns the function that reads it.
+    - `unpack` decodes the buffer of a `buffer` record, if the record's `codec` is the `name` of the format.
+    - `list_used` returns the kernels and libraries that a text file lists as used, and `find_library` the library that
+      a file describes, for `gpt-extract --loaded`.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Format(NamedTuple):
     find_library: Callable[[Path], str | None] | None = None
 
 
-FORMATS: dict[str, Format] = {}  # by name; asked in this order
+FORMATS: dict[str, Format] = {}  # by name; tried in this order
 
 
 def register(*formats: Format) -> None:
@@ -73,7 +74,8 @@ def register(*formats: Format) -> None:
 
 
 def expand(paths: Sequence[Path]) -> list[Path | None]:
-    """Return the traces to read: None for standard input, and the trace folders in a folder of such, in order.
+    """Return the traces to read. None stands for standard input, and a folder of trace folders is replaced by these, in
+    order.
 
     Raises UsageError if standard input is named twice.
     """
@@ -87,7 +89,9 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path]:
-    """Return a folder's members of one kind, sorted by name. For a file or a trace folder, return just that."""
+    """Return the members of a folder that `is_one` accepts, sorted by name. A file or a trace folder is returned as it
+    is.
+    """
     if not path.is_dir() or _is_trace(path):
         return [path]
     found = [one for one in sorted(path.iterdir())[:MOST_FOLDERS] if not one.is_symlink() and is_one(one)]
@@ -97,10 +101,10 @@ def _members(path: Path, is_one: Callable[[Path], bool], lack: str) -> list[Path
 
 
 def find_runs(path: Path) -> list[Path]:
-    """Return the traces of the runs in a folder, sorted by name; a file, or a trace folder, is one run.
+    """Return the traces of the runs in a folder, sorted by name. A file or a trace folder counts as one run.
 
-    The trace of a child process has its parent's name and a number, and isn't a run. Raises MissingError for a folder
-    without runs.
+    The trace of a child process has the name of its parent's trace and a number; it isn't a run. Raises MissingError
+    for a folder without runs.
     """
     return _members(path, _is_run, "no trace in this folder")
 
@@ -118,12 +122,12 @@ def _begins_stream(path: Path) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a path is a folder that is one trace."""
+    """Return whether a path is a folder that is itself a trace."""
     return path.is_dir() and _find_trace(path) is not None
 
 
 def side_folder(path: Path | None) -> Path | None:
-    """Return the folder of the files that hold a trace's buffers, or None for standard input."""
+    """Return the folder with the files that contain a trace's buffers, or None for standard input."""
     if path is None:
         return None
     folders = (one.side_folder(path) for one in FORMATS.values() if one.side_folder)
@@ -131,7 +135,7 @@ def side_folder(path: Path | None) -> Path | None:
 
 
 def read_input(path: Path | None, read: Read) -> Iterator[Record]:
-    """Yield the records of a path from `expand`; `read` reads gpt-hook's traces. Raises GptError, OSError."""
+    """Yield the records of a path that `expand` returned. `read` reads gpt-hook's traces. Raises GptError, OSError."""
     if path is None:
         yield from read(path)
     elif (trace := _find_trace(path)) is not None:
@@ -154,19 +158,19 @@ def _find_text_of(path: Path) -> ReadText | None:
 
 
 def find_text(head: bytes) -> ReadText | None:
-    """Return a reader for text that starts with these HEAD bytes, or None for a stream or other text."""
+    """Return the function that reads text beginning with these bytes, or None for a stream or an unknown format."""
     if is_stream(head):
         return None
     return next(filter(None, (one.find_text(head) for one in FORMATS.values() if one.find_text)), None)
 
 
 def find_library(path: Path) -> str | None:
-    """Return the library that a file describes, or None for a trace or a list."""
+    """Return the library that a file describes, or None if it's a trace or a list."""
     return next(filter(None, (one.find_library(path) for one in FORMATS.values() if one.find_library)), None)
 
 
 def list_used(data: bytes, path: Path) -> tuple[list[str], list[str]] | None:
-    """Return the kernels and libraries that a text lists as used, or None if no format recognizes it.
+    """Return the kernels and libraries that a text lists as used, or None if no format recognizes the text.
 
     Raises MalformedError.
     """

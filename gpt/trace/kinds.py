@@ -1,4 +1,4 @@
-"""Sets of record kinds: a reader asks a `Process` for the sets that it needs."""
+"""Sets of kinds of records. A reader tells `Process` which sets it needs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ CALLS = frozenset(
     ("api", "calls", "call", "clock", "dropped", "function", "ioctl", "recording")
 )  # records about calls and their functions
 COUNTED = frozenset(("counts", "count"))  # calls without times
-RUNS = CALLS | COUNTED | {"gpu_times", "gpu_time", "graph", "launches", "launch"}  # calls and their work
-LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # loaded code
-COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that were to be probed
-SAVES = COVERED | {"buffer", "kernel", "map"}  # also the data that probes saved
-COSTS = COVERED | {"kernel", "memusage", "times"}  # also the cost of probes
+RUNS = CALLS | COUNTED | {"gpu_times", "gpu_time", "graph", "launches", "launch"}  # calls, and their work on the GPU
+LOADS = frozenset(("device", "function", "library", "lookup", "module"))  # code that was loaded
+COVERED = frozenset(("probed", "unprobed"))  # launches of kernels that should have had probes
+SAVES = COVERED | {"buffer", "kernel", "map"}  # these, and the data that probes saved
+COSTS = COVERED | {"kernel", "memusage", "times"}  # COVERED, and the cost of probes
 DETAILS = frozenset(("ioctl details",))  # not a record kind: keep `ioctl` records, not only as calls
 GPU_TIMES = frozenset(("gpu_times", "gpu_time"))
 GRAPHS = frozenset(("graph",))  # what graph launches ran

@@ -1,17 +1,17 @@
 """Estimate how much of a kernel's GPU time was spent loading its code.
 
-With lazy loading, the default since CUDA 12.2, the driver loads a kernel within the call that first launches it: after
-the event that `gpt-hook --gpu-time` records before it, and before the kernel. GPU times only have the two events. But
-calls have times too, and launching is the last thing such a call does. So if a first launch took over FAR times as long
-on the host as the kernel's other launches, the kernel can't have begun earlier than one such usual launch time before
-the call's end.
+With lazy loading, which is the default since CUDA 12.2, the driver loads a kernel within the call that first launches
+it: after the event that `gpt-hook --gpu-time` records before the kernel, but before the kernel begins. GPU times only
+contain the two events. But calls have times, too, and launching is the last thing that such a call does. So if a first
+launch took more than FAR times as long on the host as the other launches of the kernel, we assume that the kernel began
+one such usual launch time before the end of the call, at the earliest.
 
-Threads that launch a kernel while another thread is loading it have to wait too. So each thread's first launch is
+Threads that launch a kernel while another thread is loading it have to wait, too. So the first launch in each thread is
 considered if its call began before the end of the kernel's very first launch call.
 
-A kernel that was launched once has nothing to compare with, and calls that were only counted have no times; then the
-loading time is unknown. Under CUDA_LAUNCH_BLOCKING a call contains its kernel. If the kernel runs FAR times as long the
-first time because it has more to do, that's mistaken for loading.
+If a kernel was launched once, there's nothing to compare it with, and calls that were only counted have no times; then
+the loading time isn't known. With CUDA_LAUNCH_BLOCKING, a call contains its kernel. If the kernel runs FAR times as
+long the first time because it has more to do, that's mistaken for loading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Times = npt.NDArray[np.float64]
 
 
 def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
-    """Return which rows of GPU times are the first launch of a kernel on a device by a thread.
+    """Return which rows of GPU times are the first launch of a kernel on a device in a thread.
 
     Rows that don't say which call launched them are ignored.
     """
@@ -53,9 +53,10 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
 
 
 class FirstLaunches:
-    """The first launches of a process's kernels, by thread, collected from batches of GPU times; in time stamps.
+    """The first launches of a process's kernels in each thread, collected from batches of GPU times. Times are time
+    stamps.
 
-    Each remembers its batch and row.
+    Each row remembers its batch and its index there.
     """
 
     def __init__(self) -> None:
@@ -72,17 +73,17 @@ class FirstLaunches:
                 part[name] = rows[name][places]
             part["batch"], part["row"] = self._batches, places
             found = np.concatenate([self.rows, part])
-            found = found[np.argsort(found["begin"], kind="stable")]  # if a call has several, the earliest counts
+            found = found[np.argsort(found["begin"], kind="stable")]  # the earliest one counts if a call has several
             self.rows = found[find_firsts(found)]
         self._batches += 1
 
 
 def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:
-    """Return how much of each first launch's time was loading. The process's launch calls (LAUNCH) may come in any
-    number of parts.
+    """Return how much of each first launch's time was spent loading. `launches` are the launch calls of the process
+    (LAUNCH), in any number of parts.
 
-    The second array is for kernels that were launched once. It's an upper limit, since their loading time is unknown.
-    All times have the same unit.
+    For kernels that were launched only once, the loading time isn't known; the second array has an upper limit for
+    these. All times have the same unit.
     """
     known, at = np.unique(firsts["function"], return_inverse=True)
     count, total = np.zeros(len(known), np.int64), np.zeros(len(known))
@@ -97,7 +98,7 @@ def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times
     if not took:
         return np.zeros(len(firsts)), np.zeros(len(firsts))
     call = np.array([took.get(key, 0.0) for key in firsts[["function", "call"]].tolist()])
-    apart = np.bincount(at, call, len(known))  # the first launches of a kernel
+    apart = np.bincount(at, call, len(known))  # counts the first launches of each kernel
     others = count - np.bincount(at, call > 0, len(known))
     usual = np.divide(total - apart, others, out=np.zeros(len(known)), where=others > 0)[at]
     cut = np.clip(call - usual - (firsts["begin"] - firsts["call"]), 0, firsts["duration"].astype(np.float64))
@@ -106,8 +107,8 @@ def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times
 
 
 def _are_during_the_first(firsts: Array, took: Times) -> npt.NDArray[np.bool_]:
-    """Return which calls began before the end of the first launch call of their kernel on their device."""
-    ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: begin and end of the first
+    """Return which calls began before the first launch call of the same kernel on the same device had ended."""
+    ends: dict[tuple[int, int], tuple[int, float]] = {}  # by function and device: begin and end of the first call
     for function, device, call, duration in zip(
         *(firsts[name].tolist() for name in ("function", "device", "call")), took.tolist(), strict=True
     ):

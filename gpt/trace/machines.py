@@ -1,8 +1,8 @@
-"""Relate the clocks of processes. Between two boots of a machine, its processes share CLOCK_MONOTONIC.
+"""Relate the clocks of processes. All processes on a machine share CLOCK_MONOTONIC until it's rebooted.
 
-Each header pairs that clock with the time of day. All processes on a machine use the first process's pair, because the
-time of day may be set while they run. Different machines are aligned by the time of day alone, so their alignment is
-only as good as whatever sets it.
+Each header pairs that clock with the time of day. All processes on a machine use the pair of the first process, because
+the time of day may be changed while they run. Different machines are aligned by nothing but the time of day, so the
+alignment is only as good as their clocks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ Header = dict[str, Any]
 
 
 def machine_of(header: Header) -> Hashable:
-    """Return a key that processes on one machine share. A process without a boot id shares its clock with no other."""
+    """Return a key that all processes on a machine share. A process without a boot id shares its clock with no other
+    one.
+    """
     return header.get("boot_id") or identity(header)
 
 
 def identity(header: Header) -> tuple[Any, ...]:
-    """Return a key that is unique to a process: pids get reused, and other machines use the same ones."""
+    """Return a key that's unique to a process. Pids are reused, and occur on several machines."""
     return header["host"], header.get("boot_id"), header["pid"], header["realtime"], header["monotonic"]
 
 
 class Machines:
-    """The machines of processes; times are ns since the very first process began."""
+    """The machines on which processes ran. Times are ns since the first process began."""
 
     def __init__(self, headers: Iterable[Header] = ()) -> None:
         self._first: dict[Hashable, Header] = {}
@@ -44,11 +46,13 @@ class Machines:
             self._zero = self._zero if self._fixed else None
 
     def fix(self) -> None:
-        """Freeze the offsets, even if an earlier process is added later."""
+        """Keep the offsets from changing, even if an earlier process is added."""
         self._fixed = True
 
     def offset(self, header: Header) -> int:
-        """Return the ns to add to an added process's CLOCK_MONOTONIC to get the time since the first process began."""
+        """Return what to add to CLOCK_MONOTONIC of a process to get the ns since the first process began. It must have
+        been added.
+        """
         if self._zero is None:
             self._zero = min(first["realtime"] for first in self._first.values())
         first = self._first[machine_of(header)]

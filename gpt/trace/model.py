@@ -5,9 +5,9 @@
     calls = trace.calls("bytes")                               # start, duration, process, thread, api, result, bytes
     calls["bytes"][trace.chosen(calls, type="memcpy")].sum()
 
-Times are ns since the first process began; gpt/trace/machines.py explains how clocks are aligned. Rows are stored as
-they are in the trace (gpt/trace/calls_store.py), and arrays are made on demand: all at once or, for traces of any
-length, in chunks, oldest first. Probe buffers are bytes in the trace or in the file beside it.
+Times are in ns since the first process began; gpt/trace/machines.py explains how clocks are aligned. Rows are stored as
+they are in the trace (gpt/trace/calls_store.py), and arrays are made when they're needed: all at once or, for traces of
+any length, in chunks, oldest first. The buffers of probes are bytes in the trace, or in the file next to it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ EVERYTHING = RUNS | LOADS | SAVES | COSTS | NODES | RANGES | SITES | SAMPLES | T
 
 
 class Maps(Mapping[str, npt.NDArray[np.void]]):
-    """The records that a launch's probes saved, by map, with shape (blocks, units per block, capacity).
+    """The records that the probes in a launch saved, by map. Their shape is (blocks, units per block, capacity).
 
-    A unit is a thread, a warp or a block, depending on the map; a log has the shape (records,). `Launch.saved` has the
-    number of slots that each unit used. Looking up a map raises MissingError if its bytes are lost.
+    A unit is a thread, a warp or a block, depending on the map. The records of a log have the shape (records,).
+    `Launch.saved` returns how many slots each unit used. Looking up a map raises MissingError if its bytes are lost.
     """
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
@@ -59,7 +59,7 @@ class Maps(Mapping[str, npt.NDArray[np.void]]):
 
 
 class Launch:
-    """A launch with probes; `kernel` is its mangled name."""
+    """A launch with probes. `kernel` is its mangled name."""
 
     def __init__(self, model: TraceModel, process: Process, launch: ProbedLaunch, kernel: str) -> None:
         self.process = process
@@ -76,31 +76,33 @@ class Launch:
         return getattr(self.launch, name)
 
     def move(self, model: TraceModel) -> None:
-        """Make it a launch of another model."""
+        """Make this a launch of another model."""
         self._model = model
 
     @property
     def start(self) -> int:
-        """Time of the call, in ns since the first process began."""
+        """When the call began, in ns since the first process began."""
         return int(self._model.times(self.process, np.array([self.launch.start], np.uint64))[0])
 
     @property
     def arguments(self) -> list[ArgumentValue]:
-        """The kernel's arguments, if they were recorded."""
+        """The arguments of the kernel, if they were recorded."""
         return next((buffer.arguments for buffer in self.buffers.values()), [])
 
     def saved(self, name: str) -> SavedBuffer:
-        """Return the counts and the records of a map. Raises what `Buffer.read` raises."""
+        """Return the counts and the records of a map. Raises the same errors as `Buffer.read`."""
         return self.buffers[name].read()
 
 
 class TraceModel:
-    """The processes of traces, their calls and the data that probes saved. `incomplete` has a line for each gap."""
+    """The processes in some traces, their calls, and the data that probes saved. `incomplete` has a line for everything
+    that's missing.
+    """
 
     def __init__(self, types: frozenset[str] | None = None, drains: bool = False) -> None:
-        """Keep calls of functions of these `types`, by default all.
+        """Keep calls of functions of these `types`, or by default all calls.
 
-        If it `drains` processes, it stores their NVTX ranges too, for `iter_ranges`.
+        If the model `drains` processes, it also stores their NVTX ranges, for `iter_ranges`.
         """
         self.processes: list[Process] = []
         self.launches: list[Launch] = []
@@ -114,7 +116,7 @@ class TraceModel:
     # Filling
 
     def take(self, process: Process) -> None:
-        """Store what a process has collected since the last time. Raises OutputError."""
+        """Store what a process has collected since the last call. Raises OutputError."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self.processes)
@@ -138,7 +140,7 @@ class TraceModel:
         process.probes.check_taken()
 
     def merge(self, other: TraceModel) -> None:
-        """Add the processes of another model, which may have been read by another process. They share our clock."""
+        """Add the processes of another model, whose times must be on the same clock."""
         first = len(self.processes)
         self._kept.merge(other._kept, first)
         self.processes += other.processes
@@ -157,7 +159,7 @@ class TraceModel:
     # Asking
 
     def times(self, process: Process, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Convert time stamps of a process to ns since the first process began, selected or not."""
+        """Convert time stamps of a process to ns since the first process began, even if that one isn't selected."""
         return times_of(process, stamps)
 
     def began(self, process: Process) -> int:
@@ -167,13 +169,13 @@ class TraceModel:
     def last(self, number: int) -> int:
         """Return when the last call of a process ended, whatever its type, in ns since the first process began.
 
-        Without calls, that's when the process began.
+        Without calls, return when the process began.
         """
         last = self._kept.last(number)
         return self.began(self.processes[number]) if last is None else last
 
     def called(self, number: int) -> bool:
-        """Return whether the trace has a call of a process."""
+        """Return whether the trace has any calls of a process."""
         return self._kept.last(number) is not None
 
     def count(self) -> int:
@@ -181,7 +183,7 @@ class TraceModel:
         return self._kept.count_calls() + sum(self.gpus().values())
 
     def counted(self, number: int) -> int:
-        """Return how many of a process's calls were only counted, so their times are unknown."""
+        """Return how many calls of a process were only counted, so that their times aren't known."""
         return self._counted[number]
 
     def unrecorded(self, process: Process) -> Unrecorded:
@@ -189,11 +191,12 @@ class TraceModel:
         return process.unrecorded.shift(process.machines.offset(process.header))
 
     def calls(self, *names: str) -> npt.NDArray[np.void]:
-        """Return all calls, oldest first: the fields of CALL and the named ones of gpt/trace/rows.py, 0 where missing.
+        """Return all calls, oldest first, with the fields of CALL and these fields of gpt/trace/rows.py, which are 0
+        where they're missing.
 
-        `process` is an index into `processes`. A `duration` of 0 means that the call didn't return. Three more fields
-        can be named: `stamp`, the start as a time stamp, which the process's `tensors` expects; and `stack` and
-        `python`, where the call came from, as a number for the process's `sites`, or 0 if it wasn't recorded.
+        `process` is an index into `processes`. If a call didn't return, its `duration` is 0. Three more fields can be
+        named: `stamp`, the start as a time stamp, which the `tensors` of the process expect; and `stack` and `python`,
+        which say where the call came from, as a number for the `sites` of the process, or 0 if that wasn't recorded.
         """
         return self._gather(self.iter_calls(*names), self._kept.count_calls(), call_fields(names))
 
@@ -202,16 +205,19 @@ class TraceModel:
         return self._kept.iter_calls(names, process)
 
     def gpu_times(self) -> npt.NDArray[np.void]:
-        """Return all GPU work, oldest first: the fields of GPU. `thread` and `call` identify the call if it's known.
+        """Return all work on GPUs, oldest first, with the fields of GPU. `thread` and `call` identify the call, if it's
+        known.
 
-        `device` is NO_DEVICE if rows don't have it and the process has several. Kernels begin once they are loaded
-        (gpt/trace/loading.py).
+        `device` is NO_DEVICE if rows don't name it and the process has several. The time of a kernel begins after it
+        has been loaded (gpt/trace/loading.py).
         """
         places = self.gpus()
         return self._gather(self.iter_gpu_times(places), sum(places.values()), GPU)
 
     def gpus(self) -> dict[tuple[int, int], int]:
-        """Return the processes with GPU times and their devices, in order, and the number of GPU times of each."""
+        """Return the processes that have GPU times, with their devices, in order, and the number of GPU times for
+        each.
+        """
         return self._kept.gpus()
 
     def iter_gpu_times(self, places: Collection[tuple[int, int]]) -> Iterator[npt.NDArray[np.void]]:
@@ -219,17 +225,19 @@ class TraceModel:
         return self._kept.iter_gpu_times(places)
 
     def loading(self, places: Collection[tuple[int, int]]) -> tuple[int, int]:
-        """Return how many kernels were loaded in a first launch there, and the ns; call after `iter_gpu_times`."""
+        """Return how many kernels were loaded by a first launch in these places, and the ns. Only valid after
+        `iter_gpu_times`.
+        """
         found = [self._kept.loading.get(place, (0, 0)) for place in places]
         return sum(count for count, _ in found), sum(time for _, time in found)
 
     def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
-        """Yield the NVTX ranges of a process whose last call ended at `last`, in the form of KeptRanges.iter_ranges."""
+        """Yield the NVTX ranges of a process, like KeptRanges.iter_ranges. `last` is when its last call ended."""
         assert self._ranges is not None
         return self._ranges[process].iter_ranges(self.processes[process], last)
 
     def ranges(self, process: int) -> KeptRanges:
-        """Return the ranges of a process. The model must drain processes."""
+        """Return the ranges of a process. Only possible if the model drains processes."""
         assert self._ranges is not None
         return self._ranges[process]
 
@@ -250,17 +258,17 @@ class TraceModel:
         return mask
 
     def api(self, call: Any) -> Api:
-        """Return the function that a call called."""
+        """Return the function of a call."""
         return self.processes[int(call["process"])].api(int(call["api"]))
 
     def kernel(self, row: Any) -> str:
-        """Return the mangled name of the kernel of a row of calls or GPU times."""
+        """Return the mangled name of the kernel in a row of calls or GPU times."""
         number = int(row["function"])
         return self.processes[int(row["process"])].kernels().get(number, f"#{number}")
 
 
 def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
-    """Read traces, and the traces of children that they name. Raises GptError if there's nothing to read."""
+    """Read traces, and the traces of the children that they name. Raises GptError if there's nothing to read."""
 
     def records(path: Path | None) -> Iterator[dict[str, Any]]:
         assert path
@@ -275,7 +283,7 @@ def read(paths: list[Path], selection: Selection | None = None) -> TraceModel:
             found = iter_processes(iter(trace), EVERYTHING, side_folder(trace.path), selection)
             for process in (one for one in found if one.started):
                 if seen.setdefault(identity(process.header), trace.name) != trace.name:
-                    continue  # a copy of a trace that was read already
+                    continue  # a copy of a trace that has already been read
                 model.take(process)
                 model.end(process)
                 model.incomplete += process.missing

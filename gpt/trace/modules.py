@@ -1,4 +1,4 @@
-"""Find the module of a model, or the NVTX range, that a thread was in at given moments."""
+"""Find the module of a model, or the NVTX range, in which a thread was at given moments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def name_range(text: tuple[str | None, str]) -> str:
 
 
 def describe_path(path: Path, texts: list[tuple[str | None, str]]) -> tuple[str | None, str | None]:
-    """Name the innermost module and the NVTX ranges around a call, outermost first, or None if it's outside of all."""
+    """Return the innermost open module, and the names of the open NVTX ranges, outermost first. Either may be None."""
     found = [texts[name] for name in path]
     modules = [text for domain, text in found if domain == LAYERS]
     ranges = [name_range(text) for text in found if text[0] != LAYERS]
@@ -34,7 +34,7 @@ def describe_path(path: Path, texts: list[tuple[str | None, str]]) -> tuple[str 
 
 
 def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
-    """Return the innermost module among the open ranges, or outside of modules the innermost range."""
+    """Return the innermost module, or if no module is open, the innermost range."""
     found = [texts[name] for name in path]
     modules = [text for domain, text in found if domain == LAYERS]
     if modules:
@@ -43,14 +43,16 @@ def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
 
 
 def find_modules(trace: TraceModel, number: int, times: Array, threads: Array) -> tuple[list[str], Numbers]:
-    """Return names, and for each moment of a process, in ns, the index of its module's name."""
+    """Return a list of names, and for each moment (in ns) and thread of a process, the index of the name of its
+    module.
+    """
     paths, found = find_paths(trace, number, times, threads)
     texts = trace.ranges(number).texts
     return [name_module(path, texts) for path in paths], found
 
 
 def find_paths(trace: TraceModel, number: int, times: Array, threads: Array) -> tuple[list[Path], Numbers]:
-    """Return combinations of open ranges, the empty one first, and for each moment the index of its combination."""
+    """Return combinations of open ranges, the empty one first, and the index of the combination for each moment."""
     kept = trace.ranges(number)
     ranges = OpenRanges(kept, trace.processes[number], trace.last(number), range(len(kept.texts)))
     rows = np.zeros(len(times), MOMENT)

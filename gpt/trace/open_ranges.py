@@ -1,7 +1,8 @@
-"""Find the ranges that were open at some moments of a thread, however many ranges and moments there are.
+"""Find the ranges that were open at some moments, for any number of ranges and moments.
 
-Ranges and moments are read in step, sorted by time. A thread's open ranges change only where a range begins or ends, so
-each window gets a list of changes per thread, and each moment has the state after the last change before it.
+Ranges and moments are read side by side, sorted by time. The open ranges of a thread change only where a range begins
+or ends. So each window of time has a list of changes for each thread, and each moment gets the state after the last
+change before it.
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ FIRST = np.iinfo(np.int64).min
 
 
 class OpenRanges:
-    """The pushed ranges of a process that have one of these `names`.
+    """The ranges of a process that were pushed and have one of these `names`.
 
-    `paths` are the combinations of open ranges so far; a moment's path is an index into it, and NO_PATH means none.
+    `paths` are the combinations of open ranges that have occurred so far. The path of a moment is an index into it;
+    NO_PATH means that no range is open.
     """
 
     def __init__(self, kept: KeptRanges, process: Process, last: int, names: Sequence[int]) -> None:
-        """Take the ranges of a process whose last call ended at `last`, in ns."""
+        """Take the ranges of a process. `last` is when its last call ended, in ns."""
         self.paths: list[Path] = [()]
-        self.started = 0  # ranges that belong to no thread, which are left out
+        self.started = 0  # number of ranges that belong to no thread, and are left out
         self._kept, self._process, self._last = kept, process, last
         self._names = np.array(sorted(names), np.uint32)
         self._numbers: dict[Path, int] = {(): NO_PATH}
         self._threads = defaultdict[int, _Thread](_Thread)
 
     def iter(self, *moments: tuple[Iterator[Array], npt.DTypeLike]) -> Iterator[list[tuple[Array, Numbers]]]:
-        """Yield windows: for each stream of moments, its next rows with the path of each.
+        """Yield windows of time, each with the next rows of each stream of moments, and the path of each row.
 
-        Rows have a `time` and a `thread`, and are sorted by time; equal times are in one chunk.
+        Rows have a `time` and a `thread`, and are sorted by time. A chunk must contain all rows with the same time.
         """
         streams = [(chunks, dtype, "time") for chunks, dtype in moments]
         for ranges, *rows in iter_windows((self._iter_ranges(), RANGE, "begin"), *streams):
@@ -79,7 +81,9 @@ class _Thread:
         self._path = NO_PATH
 
     def advance(self, begun: Array, until: int, number: object) -> tuple[Numbers, Numbers]:
-        """Begin ranges, and close all that end by `until`. Return when paths change, and each new path."""
+        """Open these ranges, and close all that end no later than `until`. Return when the path changes, and the new
+        path each time.
+        """
         times, paths = [FIRST], [self._path]
 
         def change(time: int) -> None:

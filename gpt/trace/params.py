@@ -1,7 +1,7 @@
-"""Decode the parameters of a launch: the bytes of a `probed` record, with types from the `kernel` record.
+"""Decode the parameters of a launch: the bytes are in a `probed` record, their types in the `kernel` record.
 
-Kernels declare many parameters as plain bits, so an integer of type `b32` or `u64` may be anything. An address is only
-recognizable if the parameter is declared as a pointer (`.ptr`, in `space`).
+Many parameters are declared as plain bits, so an integer of type `b32` or `u64` may be anything. Addresses can only be
+recognized if the parameter is declared as a pointer (`.ptr`, in `space`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from gpt.base.errors import MalformedError
 _CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "s8": "b", "s16": "h", "s32": "i", "s64": "q",
           "b8": "B", "b16": "H", "b32": "I", "b64": "Q", "f16": "e", "f32": "f", "f64": "d", "pred": "B"}  # fmt: skip
 _TYPE = re.compile(r"(\w+)((?:\[\d+\])*)", re.ASCII)
-MOST_TEXT = 200  # characters of a launch
+MOST_TEXT = 200  # limit for the text about a launch
 
 Value = int | float | bytes | list[int] | list[float]
 
 
 class ArgumentValue(NamedTuple):
-    """The value of a parameter in a launch: a number, a list of numbers for an array, or bytes.
+    """The value of a parameter in a launch: a number, for arrays a list of numbers, or bytes.
 
-    Bytes are used for arrays of `b8`, which is how structs are declared, and for types that aren't decoded here.
+    The value is bytes if the parameter is an array of `b8`, which is how structs are declared, or has a type that isn't
+    decoded.
     """
 
     type: str
@@ -32,7 +33,7 @@ class ArgumentValue(NamedTuple):
     value: Value
 
     def __str__(self) -> str:
-        """Format it as `u32 400` or `u64 global 0x7f0000000000`."""
+        """Format the argument like `u32 400` or `u64 global 0x7f0000000000`."""
         value = self.value
         if isinstance(value, bytes):
             text = "0x" + value[::-1].hex()
@@ -44,7 +45,7 @@ class ArgumentValue(NamedTuple):
 
 
 def parse_arguments(described: Sequence[dict[str, Any]], data: bytes) -> list[ArgumentValue]:
-    """Return the arguments in a block of parameters, as bytes where the type isn't recorded.
+    """Return the arguments in a block of parameters. An argument whose type isn't recorded is returned as bytes.
 
     Raises MalformedError if the block is too short.
     """
@@ -67,6 +68,6 @@ def _read(type_: str, data: bytes) -> Value:
 
 
 def to_text(arguments: Sequence[ArgumentValue]) -> str:
-    """Join the arguments into one line of limited length."""
+    """Join arguments to one line of limited length."""
     line = ", ".join(map(str, arguments))
     return line if len(line) <= MOST_TEXT else line[: MOST_TEXT - 3] + "..."

@@ -1,14 +1,14 @@
 """Assemble the bytes of a probe's buffer from the places that its records name.
 
-A buffer is in one `buffer` record or in several, each with the next bytes. The bytes are in the record itself or in a
-file beside the trace, complete or reduced to the units that saved something. They are plain or columns, perhaps in a
-zstd frame, or they're in a file of another format, whose name is then the codec. gpt-stream(5) lists the keys and
-describes columns.
+A buffer is in one `buffer` record, or in several, each of which continues the previous one. The bytes are in the record
+itself, or in a file next to the trace. Either all of them are there, or only the units that saved something. They're
+stored as they are or as columns, and either may be packed in a zstd frame; or they're in a file of another format,
+whose name is then the codec. gpt-stream(5) lists the keys and describes columns.
 
-Every number in a trace is untrusted. The bytes of one record, or of several that are adjacent in a file, are used in
-place. Others are copied into zeroed memory, so that units that saved nothing take no pages. A frame is only
-decompressed if it claims to hold as many bytes as the record does, or at most as many if they are columns. Columns are
-only unpacked if their planes have the size that the record's numbers give them.
+No number in a trace can be trusted. The bytes of one record, or of several that are adjacent in a file, are used in
+place. Otherwise they're copied into memory filled with zeros, so that units that saved nothing need no pages. A frame
+is only decompressed if it claims to contain as many bytes as the record says (for columns, at most as many). Columns
+are only unpacked if their planes have the sizes that follow from the numbers in the record.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gpt.trace.inputs import FORMATS
 Record = dict[str, Any]
 Bytes = bytes | memoryview | mmap.mmap | npt.NDArray[np.uint8]
 
-NUMBER = 8  # bytes of a unit's number
-MAX_PART = 64 << 20  # bytes of an unpacked part
-MAX_ROW = 4096  # bytes of a row of columns
+NUMBER = 8  # bytes for the number of a unit
+MAX_PART = 64 << 20  # limit for the bytes of a part after unpacking
+MAX_ROW = 4096  # limit for the bytes in a row of columns
 WORD = 4
 COLUMNS = ("columns", "columns+zstd")
 FRAMES = ("zstd", "columns+zstd")
 
 
 class BufferPart(NamedTuple):
-    """The contents of one record: `length` bytes starting at `at`, or `units` units in that range, with their numbers.
+    """The contents of one record: `length` bytes from `at` on, or `units` units in this range, each with its number.
 
-    They are in `data`, or at an offset in the file `path`. `packed` is their size there if they are packed, and `row`
-    the bytes per row if they are columns.
+    The bytes are in `data`, or in the file `path` at an offset. If they're packed, `packed` is their size there; if
+    they're columns, `row` is the number of bytes per row.
     """
 
     at: int
@@ -59,16 +59,16 @@ class BufferPart(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """True if its bytes are the buffer's own, neither packed nor reduced to some units."""
+        """True if these are the bytes of the buffer: they aren't packed, and no units have been left out."""
         return self.units is None and self.codec is None
 
     def follows(self, other: BufferPart) -> bool:
-        """Return whether its bytes directly follow another part's in the same file."""
+        """Return whether the bytes come directly after another part's, in the same file."""
         return self.data is None and (self.path, self.offset) == (other.path, other.offset + other.length)
 
 
 def parse_part(record: Record) -> BufferPart:
-    """Return the part that a `buffer` record holds. Raises MalformedError if it makes no sense."""
+    """Return the part in a `buffer` record. Raises MalformedError if the record is invalid."""
     data, path = record.get("data"), record.get("path")
     size: int = record["size"]
     if (data is not None) + (path is not None) + ("lost" in record) != 1:
@@ -88,7 +88,7 @@ def parse_part(record: Record) -> BufferPart:
 
 
 def _is_foreign(codec: str | None) -> bool:
-    """Return whether a codec is the name of another format."""
+    """Return whether this codec is the name of another format."""
     return codec in FORMATS and FORMATS[codec].unpack is not None
 
 
@@ -96,19 +96,21 @@ Unpack = Callable[[IO[bytes], BufferPart], npt.NDArray[np.uint8]]
 
 
 class Parts:
-    """The parts of a `size`-byte buffer, in order of arrival; `lost` is the reason if the rest is lost."""
+    """The parts of a buffer of `size` bytes, in the order in which they arrived. If the rest is lost, `lost` is the
+    reason.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lost: Reason | None = None
-        self.dropped = 0  # records that did not fit, if the first part has the number
-        self.reduced: int | None = None  # size of the buffer whose sums this is
+        self.dropped = 0  # number of records that didn't fit, if the first part gives it
+        self.reduced: int | None = None  # size of the buffer, if these are only its sums
         self._parts: list[BufferPart] = []
         self._held = 0
         self._joined: Bytes | None = None
 
     def add(self, record: Record) -> bool:
-        """Add the next part, and return True if it was the last. Raises MalformedError if it isn't the next."""
+        """Add the next part, and return True if it was the last one. Raises MalformedError if it isn't the next one."""
         part = parse_part(record)
         if "lost" in record:
             self.lost = parse(record["lost"])
@@ -125,11 +127,12 @@ class Parts:
         return self._held == self.size
 
     def read(self, unit: int | None, files: SideFiles, unpack: Unpack | None = None) -> tuple[Bytes, int]:
-        """Return the bytes, and the buffer's offset in them. `unit` is its bytes per unit, or None.
+        """Return the bytes, and the offset at which the buffer begins in them. `unit` is the size of a unit in bytes,
+        or None.
 
-        `unpack` decodes a part of another format. Raises MissingError if the bytes are lost, if a file is absent or
-        isn't the original, or if memory doesn't suffice; TruncatedError if a file is too short; MalformedError if the
-        records make no sense.
+        `unpack` decodes parts of another format. Raises MissingError if the bytes are lost, if a file is absent or
+        isn't the original, or if there isn't enough memory; TruncatedError if a file is too short; and MalformedError
+        if the records are invalid.
         """
         if self.lost is not None:
             raise MissingError(str(self.lost))
@@ -175,23 +178,23 @@ class Parts:
 
 
 def _wrong(part: BufferPart, fact: str) -> GptError:
-    """Make the error for bad contents: a malformed record, or a file that isn't the original."""
+    """Return the error for wrong contents: either the record is malformed, or the file isn't the original."""
     return MalformedError(f"buffer: {fact}") if part.data is not None else MissingError(f"{part.path}: {fact}")
 
 
 def _spread(held: npt.NDArray[np.uint8], place: npt.NDArray[np.uint8], part: BufferPart, unit: int) -> None:
-    """Copy units to their places in the part's range."""
+    """Copy units to where they belong in the range of the part."""
     if not unit or part.at % unit or part.length % unit:
         raise MalformedError("buffer: a part with units that does not begin and end at units")
     count, step = held.size // (NUMBER + unit), NUMBER + unit
     numbers = np.ndarray((count,), "<u8", held, 0, (step,)) - np.uint64(part.at // unit)
-    if numbers.max() >= part.length // unit:  # a number before the part's first wraps round to a huge one
+    if numbers.max() >= part.length // unit:  # a number from before the part has wrapped around to a huge one
         raise _wrong(part, "a unit outside of its part")
     place.reshape(-1, unit)[numbers.astype(np.int64)] = held.reshape(count, step)[:, NUMBER:]
 
 
 def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
-    """Return the written bytes of a part, unpacked."""
+    """Return the bytes of a part as they were written, unpacked."""
     stored = _read_stored(part, unit, files)
     if part.codec is None:
         return stored
@@ -204,7 +207,7 @@ def unpack_part(part: BufferPart, unit: int | None, files: SideFiles) -> Bytes:
 
 
 def _decompress(stored: bytes | memoryview, wanted: int, part: BufferPart) -> bytes:
-    """Return a frame's contents: `wanted` bytes, or columns of at most that many."""
+    """Return the contents of a frame: `wanted` bytes, or if they're columns, at most that many."""
     import zstandard
 
     may_be_less = part.codec in COLUMNS
@@ -221,7 +224,7 @@ def _decompress(stored: bytes | memoryview, wanted: int, part: BufferPart) -> by
 
 
 def _unpack_columns(held: npt.NDArray[np.uint8], wanted: int, part: BufferPart) -> npt.NDArray[np.uint8]:
-    """Return the `wanted` bytes that columns hold."""
+    """Return the `wanted` bytes that are stored as columns."""
     row, rows = part.row, wanted // part.row
     begin = row + (row + 7) // 8
     present = np.unpackbits(held[row:begin], bitorder="little")[:row]
@@ -238,7 +241,7 @@ def _unpack_columns(held: npt.NDArray[np.uint8], wanted: int, part: BufferPart) 
             if present[word * WORD + byte]:
                 steps |= held[at : at + rows - 1].astype(np.uint32) << np.uint32(8 * byte)
                 at += rows - 1
-        steps = (steps >> np.uint32(1)) ^ (np.uint32(0) - (steps & np.uint32(1)))  # the sign is the lowest bit
+        steps = (steps >> np.uint32(1)) ^ (np.uint32(0) - (steps & np.uint32(1)))  # the lowest bit is the sign
         np.cumsum(steps, dtype=np.uint32, out=steps)
         table[1:, word] = steps + table[0, word]
     found[rows * row :] = held[at:]
@@ -246,12 +249,12 @@ def _unpack_columns(held: npt.NDArray[np.uint8], wanted: int, part: BufferPart) 
 
 
 def _written(part: BufferPart, unit: int | None) -> int:
-    """Return how many bytes were written before packing."""
+    """Return how many bytes were written, before they were packed."""
     return part.length if part.units is None else part.units * (NUMBER + (unit or 0))
 
 
 def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes | memoryview:
-    """Return the bytes in the record or in the file, as they are."""
+    """Return the bytes in the record or in the file as they're stored."""
     wanted = _written(part, unit)
     if part.data is not None:
         if part.codec is None and len(part.data) != wanted:
@@ -265,7 +268,9 @@ def _read_stored(part: BufferPart, unit: int | None, files: SideFiles) -> bytes 
 
 
 class SideFiles:
-    """The files that hold buffers: regular files in the trace's folder, mapped. The last one stays open."""
+    """The files that contain buffers. They must be regular files in the folder of the trace. They're mapped; the last
+    one stays open.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -273,7 +278,7 @@ class SideFiles:
         self._mapped: mmap.mmap | None = None
 
     def open(self, name: str, size: int) -> mmap.mmap:
-        """Map a file of at least `size` bytes, from its beginning; raises what `Parts.read` raises."""
+        """Map a file, which must have at least `size` bytes. Raises the same errors as `Parts.read`."""
         if self._mapped is not None and name == self._name and len(self._mapped) >= size:
             return self._mapped
         with self.open_file(name) as file:
@@ -285,7 +290,7 @@ class SideFiles:
 
     @contextmanager
     def open_file(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a file for reading. Errors name the file, and are the ones of `Parts.read`."""
+        """Open a file for reading. Raises the same errors as `Parts.read`, which name the file."""
         if not name or "/" in name:
             raise MalformedError(f"buffer.path is not the name of a file: '{name[:100]}'")
         if self._folder is None:

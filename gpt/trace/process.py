@@ -1,8 +1,8 @@
 """A process in a trace: everything that a segment says about it, for all readers.
 
-Ids are only valid in their segment. Each thread writes its own chunks, so a row may precede the record that names its
-function, and a function may precede its module: what an id refers to is only certain at the end. Rows stay packed
-(gpt/trace/rows.py), and a reader takes them whenever `full` says that there are enough.
+Ids are only valid within their segment. Each thread writes chunks of its own, so a row may come before the record that
+names its function, and a function before its module: only at the end is it certain what an id refers to. Rows stay
+packed (gpt/trace/rows.py). Readers take them when `full` says that there are enough.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Record = dict[str, Any]
 
 CAPTURE = ("stream", "capture")  # type and op of functions that begin a capture
 RECORDER = "gpt-hook"  # its traces end with the status of the program
-CAPTURED = "capture"  # type of functions whose calls were captured into a graph, and did not run
+CAPTURED = "capture"  # type of the functions whose calls were captured into a graph, and didn't run
 UNTOLD = "this trace doesn't mark captured calls: they count as if they had run"
 CONTROL = "NV_ESC_RM_CONTROL"  # an ioctl
-MOST = 10_000  # records that are kept before a drained process is `full`
-LAST_IOCTL = (1 << 32) - 1  # numbers of ioctls go down from here; ids of `api` records begin at 1
+MOST = 10_000  # records that are kept before a process that's drained is `full`
+LAST_IOCTL = (1 << 32) - 1  # ioctls get ids from here downward; the ids of `api` records begin at 1
 
 
 class Api(NamedTuple):
-    """A driver function, or an ioctl of the driver; `symbol` is the name that the program looked up."""
+    """A function of the driver, or one of its ioctls. `symbol` is the name by which the program looked it up."""
 
     type: str
     op: str
@@ -49,12 +49,13 @@ class Api(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name, marked if its calls were captured."""
+        """The name, with a mark if its calls were captured."""
         return f"{self.name} (captured)" if self.type == CAPTURED else self.name
 
 
 class LoadedModule(NamedTuple):
-    """GPU code: path and offset of the image in a file, or its digest and the library that loaded it from memory.
+    """A module of GPU code: the file that contains it, and its offset there. If it was loaded from memory, its digest
+    and the library that loaded it.
 
     `type` is `fatbin`, `cubin` or `ptx`.
     """
@@ -67,7 +68,7 @@ class LoadedModule(NamedTuple):
 
 
 class LoadedFunction(NamedTuple):
-    """A looked-up function: its id, mangled name, and the id of its module."""
+    """A function that was looked up: its id, its mangled name, and the id of its module."""
 
     id: int
     name: str
@@ -75,27 +76,31 @@ class LoadedFunction(NamedTuple):
 
 
 class Process:
-    """The contents of a segment so far. Record kinds that the reader didn't ask for are ignored.
+    """The part of a segment that has been read. Records of kinds that the reader didn't ask for are
+    ignored.
 
-    `started` is false for a segment that only names another process. `status` comes from its `end`; None without one.
-    `libraries` are records by path; `lookups` are pairs of a module id and `enumerate` or `variable`;
-    `devices` are pairs of an architecture and the code it runs (`sass` or `ptx`); `cards` are `device` records by
-    ordinal. `folder` is the folder of the trace, or None. Rows and launches are limited to the `selection`.
+    - `started` is False if the segment only names another process. `status` is from its `end`, or None.
+    - `libraries` are records, by path. `lookups` are pairs of a module id and `enumerate` or `variable`.
+    - `devices` are pairs of an architecture and the code that it runs (`sass` or `ptx`). `cards` are `device` records,
+      by ordinal.
+    - `folder` is the folder of the trace, or None.
+
+    Rows and launches that aren't in the `selection` are left out.
     """
 
     def __init__(
         self, header: Record, kinds: frozenset[str], folder: Path | None = None, selection: Selection | None = None
     ) -> None:
-        """Start a segment. Raises MalformedError if the header makes no sense."""
+        """Begin a segment. Raises MalformedError if the header is invalid."""
         if fault := records.check(header):
             raise MalformedError(fault)
         self.header = header
-        self.origin = 0  # index of the path on the command line that led to this process
+        self.origin = 0  # index of the path on the command line from which this process was reached
         self.clock = Clock(header)
         self.started = False
         self.status: int | None = None
         self.threads: set[int] = set()
-        self.changes: list[tuple[int, bool]] = []  # time stamps, and whether recording went on or off
+        self.changes: list[tuple[int, bool]] = []  # time stamps, and whether recording was turned on or off
         self.apis: dict[int, Api] = {}
         self.graphs = Graphs()
         self.functions: list[LoadedFunction] = []
@@ -136,12 +141,12 @@ class Process:
 
     @property
     def exit_status(self) -> int | None:
-        """The program's exit status, or None if unknown; gpt-attach ends a trace with a status of its own."""
+        """The exit status of the program, or None if it isn't known. A trace of gpt-attach ends with its own status."""
         return self.status if self.header["tool"] == RECORDER else None
 
     @property
     def missing(self) -> list[str]:
-        """Lines that say what the trace lacks."""
+        """Lines that say what's missing in the trace."""
         before = ["it ran before it was watched: what it did until then is not recorded"]
         lines = (before if self.header.get("attached") else []) + self._dropped
         lines += [UNTOLD] if self.confuses_captured else []
@@ -149,29 +154,31 @@ class Process:
 
     @property
     def confuses_captured(self) -> bool:
-        """True if it captured streams, but the trace (an older one) doesn't tell which calls were captured."""
+        """True if the process captured streams, but its trace is too old to say which calls were captured."""
         told = self.header.get("captures") or self.captured()
         return not told and any(api[:2] == CAPTURE for api in self.apis.values())
 
     def captured(self) -> list[int]:
-        """Return the ids of functions whose calls were captured, among the ones known so far."""
+        """Return the ids, known so far, of functions whose calls were captured."""
         return [id_ for id_, api in self.apis.items() if api.type == CAPTURED]
 
     def gpu(self, ordinal: int | None) -> Hashable:
-        """Return a key that's unique to a device, and the same in other processes if the device's UUID is known."""
+        """Return a key that's unique to a device. If its UUID is known, the key is the same in all processes."""
         uuid = self.cards[ordinal].get("uuid") if ordinal in self.cards else None
         return (machine_of(self.header), uuid) if uuid else (identity(self.header), ordinal)
 
     @property
     def full(self) -> bool:
-        """True when it's time to take the rows. With a kernel filter they wait until all names are known."""
+        """True when the rows should be taken. If there's a filter for kernels, they have to wait until all names are
+        known.
+        """
         if self._selected.selection.kernels:
             return False
         rows = self.calls.full or self.gpu_times.full or self.launches.full or self.counts.full
         return rows or self.probes.full or (self.drained and len(self.ranges) + len(self._details) >= MOST)
 
     def add(self, record: Record) -> None:
-        """Take in a record. Raises MalformedError if it makes no sense."""
+        """Add a record. Raises MalformedError if it's invalid."""
         kind = record["kind"]
         if kind not in self._kinds or self._excluded:
             return
@@ -185,7 +192,7 @@ class Process:
                 self.gpu_times.add(record)
             case "launches" | "launch":
                 self.probes.counted.add(record)
-                if not self.is_narrow:  # a narrow selection counts them from the calls
+                if not self.is_narrow:  # otherwise, they're counted from calls
                     self.launches.add(record)
             case "counts" | "count":
                 self.counts.add(record)
@@ -199,7 +206,7 @@ class Process:
         self.threads.add(record["thread"])
 
     def _as_call(self, record: Record) -> Record:
-        """Turn an `ioctl` into a call of a function whose number stands for the ioctl's name."""
+        """Convert an `ioctl` to a call of a function whose id stands for the name of the ioctl."""
         if fault := records.check(record):
             raise MalformedError(fault)
         name, chosen = record["name"], self._selected.of_ioctl(record["thread"], record["start"])
@@ -261,22 +268,22 @@ class Process:
                 self._selected.devices.add(record["index"])
 
     def take_ranges(self) -> list[Record]:
-        """Return the records of ranges and range ends since the last call."""
+        """Return the records of ranges and their ends that have arrived since the last call."""
         found, self.ranges = self.ranges, []
         return found
 
     @property
     def ioctls(self) -> list[Record]:
-        """The `ioctl` records, if they were requested (kinds.DETAILS)."""
+        """The `ioctl` records, if the reader asked for kinds.DETAILS."""
         return self._details if self._selected.says_device else []
 
     @property
     def controls(self) -> Counter[int]:
-        """Commands of NV_ESC_RM_CONTROL, and how often each was sent."""
+        """The commands of NV_ESC_RM_CONTROL, with how often each was sent."""
         return self._controls if self._selected.says_device else Counter()
 
     def take_ioctls(self) -> list[Record]:
-        """Return the ioctls since the last call."""
+        """Return the ioctls that have arrived since the last call."""
         found, self._details = self.ioctls, []
         return found
 
@@ -286,11 +293,11 @@ class Process:
         return LAST_IOCTL - len(self._ioctls)
 
     def is_ioctl(self, api: int) -> bool:
-        """Return whether a function's id stands for an ioctl."""
+        """Return whether this id stands for an ioctl."""
         return api > self.last_api
 
     def api(self, id_: int) -> Api:
-        """Return the function with an id, named after the id if there's no record."""
+        """Return the function with this id. Without a record, its name is its id."""
         return self.apis.get(id_) or Api("other", "unknown", f"#{id_}")
 
     def kernels(self) -> dict[int, str]:
@@ -298,8 +305,8 @@ class Process:
         return self._names
 
     def take_launches(self) -> Counter[int]:
-        """Return launches since the last call, by function. Take calls first, because launches are counted from them if
-        the selection is narrow.
+        """Return the number of launches since the last call, by function. Take the calls first: if the selection is
+        narrow, launches are counted from them.
         """
         found = self._selected.take_launches(self.apis.keys(), self.captured(), self.status is not None)
         for _, rows in self.launches.take():
@@ -309,18 +316,18 @@ class Process:
 
     @property
     def is_narrow(self) -> bool:
-        """True if the selection asks for a thread, device, stream or time, which counts don't have."""
+        """True if the selection is by thread, device, stream or time, which counts don't have."""
         return self._selected.selection.narrow
 
     @property
     def is_partial(self) -> bool:
-        """True if the selection leaves out some calls or work, but keeps others that ran at the same time."""
+        """True if the selection leaves out calls or work that happened at the same time as others that it keeps."""
         selection = self._selected.selection
         return bool(selection.threads or selection.streams or selection.kernels)
 
     @property
     def left_out(self) -> bool | None:
-        """True if the selection left out everything that it checked; None if it checked nothing."""
+        """True if the selection left out everything that was checked, or None if nothing was."""
         if self._excluded:
             return True
         return not self._selected.kept if self._selected.looked else None
@@ -337,23 +344,23 @@ class Process:
 
     @property
     def unrecorded(self) -> Unrecorded:
-        """When recording was off, in ns of CLOCK_MONOTONIC."""
+        """The periods in which recording was off, in ns of CLOCK_MONOTONIC."""
         times = self.clock.times(np.array([at for at, _ in self.changes], np.uint64)).tolist()
         changes = list(zip(times, [on for _, on in self.changes], strict=True))
         return find_unrecorded(self.clock.monotonic, changes)
 
     def find_end(self, last: int) -> int:
-        """Return `last`, in ns of CLOCK_MONOTONIC, or the last change of recording if that is later."""
+        """Return `last`, in ns of CLOCK_MONOTONIC, or when recording was last turned on or off, if that was later."""
         if not self.changes:
             return last
         return max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))
 
     def unrecorded_until(self, last: int) -> int:
-        """Return for how many ns recording was off between the process's begin and `find_end(last)`."""
+        """Return how many ns recording was off, from the beginning of the process to `find_end(last)`."""
         return self.unrecorded.within_one(self.clock.monotonic, self.find_end(last))
 
     def recorded(self, last: int) -> int | None:
-        """Return for how many ns recording was on in that time, or None if it was never off."""
+        """Return how many ns recording was on during that time, or None if it was never off."""
         if not self.changes:
             return None
         return max(0, self.find_end(last) - self.clock.monotonic - self.unrecorded_until(last))
@@ -365,7 +372,7 @@ def iter_processes(
     folder: Path | None = None,
     selection: Selection | None = None,
 ) -> Iterator[Process]:
-    """Yield each segment's process when it's complete. An error in the records is raised after the last process."""
+    """Yield the process of each segment once it's complete. Errors in the records are raised after the last process."""
     segments = Segments()
     processes: dict[int, Process] = {}
     fault: MalformedError | None = None

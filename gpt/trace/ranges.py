@@ -1,7 +1,7 @@
-"""Store a process's NVTX ranges as they arrive, and read them back as arrays, sorted by start.
+"""Store the NVTX ranges of a process as they arrive, and read them as arrays, sorted by start.
 
 The end of a range is a separate record, which may be anywhere in the trace. So starts and ends are spilled separately,
-sorted by id, and joined when they're read.
+sorted by id, and matched when they're read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 NO_NAME = "(no name)"
-MANY = 1 << 13  # records kept as Python objects before they're spilled
+MANY = 1 << 13  # records that are kept as Python objects before they're spilled
 BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
          ("ends", "?")]  # fmt: skip
 END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
@@ -28,7 +28,9 @@ RANGE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("place", "<u8"), 
 
 
 def name_range(record: Mapping[str, Any]) -> str:
-    """Return the label of a range or a mark in tables and timelines: its name, or NO_NAME if it's missing or blank."""
+    """Return the label of a range or a mark for tables and timelines: its name, or NO_NAME if it has none or a blank
+    one.
+    """
     name: str = record.get("name", "")
     return name if name.strip() else NO_NAME
 
@@ -36,8 +38,8 @@ def name_range(record: Mapping[str, Any]) -> str:
 class KeptRanges:
     """The ranges of a process, from `range` and `range_end` records.
 
-    `texts` are pairs of a domain (None for the default one) and a name. `marks` has, for each of these, the number of
-    marks and the time stamps of the first and the last one.
+    `texts` are pairs of a domain (None for the default domain) and a name. For each of these, `marks` has the number of
+    marks, and the time stamps of the first and the last one.
     """
 
     def __init__(self) -> None:
@@ -50,10 +52,10 @@ class KeptRanges:
         self._begun: list[tuple[Any, ...]] = []
         self._ended: list[tuple[Any, ...]] = []
         self._marked: list[tuple[Any, ...]] = []
-        self._place = 0  # counts records in order of arrival
+        self._place = 0  # counts records as they arrive
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """Take records in. Raises OutputError."""
+        """Add these records. Raises OutputError."""
         for record in found:
             self._place += 1
             if record["kind"] == "range_end":
@@ -82,16 +84,16 @@ class KeptRanges:
         self._begun, self._ended, self._marked = [], [], []
 
     def iter_marks(self) -> Iterator[Array]:
-        """Yield the marks as MARK, in the order of their time stamps; `name` is an index into `texts`."""
+        """Yield the marks as rows of MARK, sorted by time stamp. `name` is an index into `texts`."""
         self._put_aside()
         return iter(self._moments)
 
     def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
-        """Yield the ranges sorted by start, outer ranges before inner ones, as RANGE; times are in ns.
+        """Yield the ranges as rows of RANGE, sorted by start, with outer ranges before inner ones. Times are in ns.
 
-        `name` is an index into `texts`, `place` a position in the trace. `pushed` ranges nest on their thread; others
-        may overlap in any way. An `open` range never ended, so its end is the time of the last record or call. Ranges
-        that begin in the same nanosecond are in the same chunk.
+        `name` is an index into `texts`, and `place` is the position in the trace. Ranges that were `pushed` are nested
+        within their thread; others may overlap in any way. An `open` range never ended; its end is the time of the last
+        record or call. Ranges that begin in the same nanosecond are in the same chunk.
         """
         self._put_aside()
         joined = Sorted(Aside(), RANGE, "begin")
@@ -108,14 +110,16 @@ class KeptRanges:
             yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
 
     def has_open(self) -> bool:
-        """Return whether a range has no end."""
+        """Return whether any range has no end."""
         self._put_aside()
         windows = iter_windows((iter(self._ranges), BEGUN, "id"), (iter(self._ends), END, "id"))
         return any((_find_ends(begun, ended) == 0).any() for begun, ended in windows)
 
 
 def _find_ends(begun: Array, ended: Array) -> Array:
-    """Return the time stamp at which each range ended, or 0 if it didn't. The last of several ends counts."""
+    """Return the time stamp at which each range ended, or 0 if it didn't. If a range has several ends, the last one
+    counts.
+    """
     if not len(ended):
         return np.zeros(len(begun), np.uint64)
     ended = ended[np.lexsort((ended["place"], ended["id"]))]

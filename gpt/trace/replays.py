@@ -20,28 +20,28 @@ COPIES = ("memcpy", "memset")  # types
 
 
 class OperationBytes(NamedTuple):
-    """A number of operations, and their bytes."""
+    """The number of operations, and their bytes."""
 
     number: int = 0
     bytes: int = 0
 
     def plus(self, number: int, size: int) -> OperationBytes:
-        """Add more; implausible sums are capped at MOST."""
+        """Add operations and bytes. If the sums become implausible, they're capped at MOST."""
         return OperationBytes(min(MOST, self.number + number), min(MOST, self.bytes + size))
 
 
 class Replays:
-    """The work of graph launches besides kernels: `done` by type and op, and how much of it is unknown.
+    """The work of graph launches other than kernels: `done` by type and op, and how much of it isn't known.
 
     Launches are `conditional` if a condition decided how often some of their nodes ran, `untold` if only their kernels
-    are known, `blind` if nothing is. `for_device` graphs may have been launched by kernels too. Launches of `unseen`
-    graphs aren't recorded.
+    are known, and `blind` if nothing is. `for_device` graphs may have been launched by kernels, too. Launches of
+    `unseen` graphs weren't recorded.
     """
 
     def __init__(self) -> None:
         self.done = defaultdict[tuple[str, str], OperationBytes](OperationBytes)
         self.conditional = self.untold = self.blind = self.for_device = self.unseen = 0
-        self.captured = Counter[str]()  # calls by op
+        self.captured = Counter[str]()  # number of calls, by op
 
     def merge(self, other: Replays) -> None:
         """Add the counts of another instance."""
@@ -55,7 +55,7 @@ class Replays:
         self.captured += other.captured
 
     def verdict(self) -> Iterator[str]:
-        """Say which calls were captured, and which work isn't counted."""
+        """Return sentences about calls that were captured, and about work that isn't counted."""
         if self.captured:
             said = ", ".join(f"{op} {count:,}" for op, count in self.captured.most_common())
             yield f"captured into graphs, not run by these calls: {amount(self.captured.total(), 'call')} ({said})"
@@ -75,7 +75,9 @@ class Replays:
 
 
 def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -> Replays:
-    """Add up the work of graphs, each with its number of launches; `graphs` are all of the process's graphs."""
+    """Add up the work of graphs. `launched` has each graph with its number of launches; `graphs` are all graphs of the
+    process.
+    """
     found = Replays()
     for graph, launches in launched:
         found.conditional += launches if graph.unknown else 0
@@ -89,7 +91,9 @@ def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -
 
 
 def count_copied(graphs: Graphs, launches: npt.NDArray[np.void], ops: Collection[str] = ()) -> npt.NDArray[np.float64]:
-    """Return the bytes that each launch of a graph copied, for all ops or some; rows have `object` and `stamp`."""
+    """Return how many bytes each launch of a graph copied, with all ops or these ones. Rows have `object` and
+    `stamp`.
+    """
     found = np.zeros(len(launches))
     for _, graph, places in graphs.iter_launched(launches["object"], launches["stamp"]):
         copies = [one for one in graph.operations or () if one.type == "memcpy"]

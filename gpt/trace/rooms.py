@@ -1,9 +1,10 @@
-"""Read the rooms of a log into one array of entries. gpt/stream/rooms.py explains rooms, gpt-stream(5) the layout.
+"""Read the rooms of a log as an array of entries. gpt/stream/rooms.py explains rooms, and gpt-stream(5) their layout.
 
-Rooms are found one after the other in all arenas at once, and so are records in all rooms: each step handles the next
-record of every room. So there are as many steps as records in the fullest room.
+Finding rooms means following their sizes through an arena, and finding records means following theirs through a room.
+This is done in all arenas, and in all rooms, at once: each step handles the next record of every room, so there are as
+many steps as records in the fullest room.
 
-The bytes are untrusted. A room or a record that doesn't fit into what surrounds it is an error.
+The bytes can't be trusted. A room or a record that doesn't fit into what surrounds it is an error.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class ClockPairs(NamedTuple):
-    """Readings of an SM's clock and of the timer that all SMs share, in ns, made one right after the other."""
+    """Pairs of readings: an SM's clock, and the timer that all SMs share (in ns), read one right after the other."""
 
     sm: Words
     clock: Counts
@@ -57,12 +58,12 @@ class ClockPairs(NamedTuple):
 
 
 class Entries:
-    """The entries of a log, one warp after the other. A warp's entries are in the order in which it saved them. `read`
-    unpacks some of them.
+    """The entries of a log, warp by warp. The entries of a warp are in the order in which it saved them. `read` unpacks
+    some of them.
     """
 
     def __init__(self, data: Bytes, layout: RecordLayout) -> None:
-        """Find all records in the form that a log has in a trace. Raises MalformedError."""
+        """Find all records of a log, in the form that it has in a trace. Raises MalformedError."""
         self._words: Words = data[: data.size // WORD * WORD].view("<u4")
         self._layout = layout
         at, rooms, owner = _find_records(data, self._words, layout)
@@ -80,14 +81,14 @@ class Entries:
 
     @property
     def written(self) -> int:
-        """Return the bytes of all records."""
+        """Return the number of bytes in all records."""
         return int((self._head & ((1 << FORMS) - 1)).sum(dtype=np.int64)) * UNIT
 
     def __len__(self) -> int:
         return int(self._begin[-1])
 
     def _check(self) -> None:
-        """Raise MalformedError if a record is too small for its forms."""
+        """Raise MalformedError if a record is too small for the forms of its fields."""
         words, number = np.zeros(len(self._place), np.int64), 0
         for field in self._layout.fields:
             if field.stored in FORMED:
@@ -111,7 +112,9 @@ class Entries:
     def read(
         self, dtype: np.dtype[np.void], per_lane: bool, start: int = 0, end: int | None = None
     ) -> tuple[Counts, Slots]:
-        """Return the units and fields of the entries from `start` up to `end`. With `per_lane`, units are threads."""
+        """Return the units and the fields of the entries from `start` up to `end`. With `per_lane`, units are
+        threads.
+        """
         end = len(self) if end is None else min(end, len(self))
         first = int(np.searchsorted(self._begin, start, "right")) - 1
         last = int(np.searchsorted(self._begin, max(start, end), "left"))
@@ -126,7 +129,7 @@ class Entries:
         slots: Slots = np.zeros(len(record), dtype)
         number = 0
         place, lanes = self._place[which][record], self._lanes[which][record]
-        after = place + self._layout.size // WORD  # the end of the columns that were read
+        after = place + self._layout.size // WORD  # where the columns that have been read end
         for name, field in zip(dtype.names or (), self._layout.fields, strict=True):
             match field.stored:
                 case "clock":
@@ -151,7 +154,7 @@ class Entries:
         return _wide(self._words, at) if field.size == 2 * WORD else self._words[at].astype(np.uint64)
 
     def _column(self, at: Numbers, wide: bool | Bools, lanes: Numbers) -> Counts:
-        """Read the words at these places. Where a value is `wide`, also read its upper word; upper words follow all
+        """Read the words at these places. If a value is `wide`, also read its upper word. Upper words come after all
         lower words.
         """
         upper = self._words[np.where(wide, at + lanes, at)].astype(np.uint64) << np.uint64(32)
@@ -160,7 +163,7 @@ class Entries:
     def _distance(
         self, place: Numbers, field: StoredField, form: Numbers, rank: Numbers, after: Numbers, lanes: Numbers
     ) -> Counts:
-        """Return how far the values are from the first lane's."""
+        """Return the differences between these values and the first lane's."""
         found = np.zeros(len(place), np.uint64)
         if field.step:
             found = self._signed(place + field.step // WORD) * rank.astype(np.uint64)
@@ -181,13 +184,14 @@ class Entries:
 
 
 def _words(form: Numbers, lanes: Numbers) -> Numbers:
-    """Return the words after the shared part that a value in this form has."""
+    """Return how many words a value of this form has after the part that lanes share."""
     return np.where(form == TILED, STEPS, form * lanes)
 
 
 def pack_arenas(data: bytes | memoryview, capacity: int, number: int = 0) -> bytes:
-    """Return a device's buffer of `capacity` sectors, with this number in its address, as it is in a trace: the arenas
-    follow each other, each cut to its claimed bytes. The first counters are then the bytes of the arenas.
+    """Convert a buffer of a device, with `capacity` sectors, to its form in a trace: the arenas follow each other, and
+    each is cut off after the bytes that were claimed. The first counters become the sizes of the arenas. `number` is
+    the number in the address of the buffer.
     """
     counters = np.frombuffer(data, "<u8", HEAD // 8).reshape(ARENAS, APART // 8).copy()
     size = arena_bytes(capacity, number)
@@ -198,7 +202,7 @@ def pack_arenas(data: bytes | memoryview, capacity: int, number: int = 0) -> byt
 
 
 def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> RecordLayout:
-    """Return the layout of a record in a room, given its `map` record. Raises MalformedError."""
+    """Return the layout of the records in a map's memory, as its `map` record describes it. Raises MalformedError."""
     stored = record["stored"]
     formed = sum(way in FORMED for way in stored)
     if len(stored) != len(fields) or not set(stored) <= set(STORED) or formed > MOST_FORMED:
@@ -212,8 +216,8 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
 def read_entries(
     data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool
 ) -> tuple[Counts, Slots, ClockPairs | None]:
-    """Return the units and the fields of all entries, and the clocks at the start of rooms; of none, if there's no
-    data.
+    """Return the units and fields of all entries, and the readings of clocks at the start of rooms. Without data, both
+    are empty.
     """
     if not len(data):
         return np.zeros(0, np.uint64), np.zeros(0, dtype), None
@@ -222,12 +226,12 @@ def read_entries(
 
 
 def read_dropped(head: Bytes) -> int:
-    """Return how many entries didn't fit."""
+    """Return how many entries were dropped because they didn't fit."""
     return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, DROPPED // 8].sum())
 
 
 def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numbers, Numbers, Numbers]:
-    """Return where each record begins, where the rooms begin, and which room each record is in."""
+    """Return where each record begins, where each room begins, and in which room each record is."""
     used = data[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, 0]
     if (used > data.size).any() or int(used.sum()) + HEAD > data.size or (used % np.uint64(SECTOR)).any():
         raise MalformedError(f"log: arenas of up to {int(used.max())} bytes do not fit in {data.size}")
@@ -240,8 +244,8 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
 
 
 def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
-    """Follow sizes, given in this `word` in units of `unit`, from `starts` on until the first word is 0. Return where
-    each item begins and ends, in order.
+    """From each place in `starts`, follow the sizes of items until the first word of one is 0. The size is in this
+    `word` of an item, in units of `unit`. Return where the items begin and end, in order.
     """
     found: list[Numbers] = [np.zeros(0, np.int64)]
     limits = [found[0]]
@@ -267,5 +271,5 @@ def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, 
 
 
 def _wide(words: Words, at: Numbers) -> Counts:
-    """Return the 64-bit numbers that begin at these words."""
+    """Return the 64-bit numbers at these words."""
     return words[at].astype(np.uint64) | words[at + 1].astype(np.uint64) << np.uint64(32)

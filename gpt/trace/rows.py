@@ -1,10 +1,10 @@
-"""Packed rows (`calls`, `launches` and the like) as numpy arrays, without one object per row.
+"""Packed rows (`calls`, `launches` and others) as numpy arrays, without an object for each row.
 
-A trace of ten million calls is some twenty thousand `calls` records of up to 512 rows, in a handful of layouts. So the
-fields are parsed once per layout, not once per record, and rows of one layout are collected as bytes until there are
-enough of them to make an array worthwhile.
+A trace of ten million calls has about twenty thousand `calls` records of up to 512 rows, with only a few different
+layouts. So the fields are parsed once per layout instead of once per record, and rows with the same layout are
+collected as bytes until there are enough of them to make an array worthwhile.
 
-In JSON, each row is a record (`call`, `launch`); those are packed into rows again here.
+In JSON, each row is a record of its own (`call`, `launch`). Here, these are packed into rows again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Threads = npt.NDArray[np.uint64]
 Choose = Callable[[Threads, Rows], npt.NDArray[np.bool_]]
 
 BATCH = 16 << 20  # bytes of collected rows that make a batch
-OVERHEAD = 64  # bytes that a collected record takes besides its rows
-MAX_LAYOUTS = 1000  # layouts that are cached
+OVERHEAD = 64  # bytes that a collected record needs in addition to its rows
+MAX_LAYOUTS = 1000  # limit for the cache of layouts
 _PACKER = msgpack.Packer(unicode_errors="surrogateescape")
-CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # fields of every row of `calls`
-ARGUMENTS = {  # optional fields
+CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # fields that every row of `calls` has
+ARGUMENTS = {  # fields that it may have
     "object": "u64", "stream": "u64", "to": "u64", "from": "u64", "bytes": "u64", "function": "u32", "shared": "u32",
     "grid_x": "u32", "grid_y": "u32", "grid_z": "u32", "block_x": "u16", "block_y": "u16", "block_z": "u16",
     "cluster_x": "u8", "cluster_y": "u8", "cluster_z": "u8", "cooperative": "u8",
 }  # fmt: skip
-LAUNCHES = {"count": "u64", "function": "u32"}  # fields of rows of `launches`
-PROBED = {"function": "u32", "probed": "u32"}  # old traces lack `probed` in these rows
-COUNTS = {"count": "u64", "api": "u32"}  # fields of rows of `counts`
+LAUNCHES = {"count": "u64", "function": "u32"}  # fields that every row of `launches` has
+PROBED = {"function": "u32", "probed": "u32"}  # `probed` is missing in old traces
+COUNTS = {"count": "u64", "api": "u32"}  # fields that every row of `counts` has
 GPU_TIMES = {"begin": "u64", "duration": "u64", "api": "u32", "function": "u32"}  # fields of rows of `gpu_times`
 GPU_CALLS = dict.fromkeys(("thread", "probed", "device"), "u32") | {"call": "u64", "stream": "u64"}  # optional
 
 
 def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.void]:
-    """Return a dtype with the fields of a record's rows whose names are in `known`.
+    """Return a dtype for the rows of a record, with those fields whose names are in `known`.
 
-    Raises MalformedError if the record makes no sense, or if such a field has another type.
+    Raises MalformedError if the record is invalid, or if such a field has a different type.
     """
     found = [field for field in packed.parse_fields(record) if field.name in known]
     if odd := next((field.name for field in found if field.type != known[field.name]), None):
@@ -59,11 +59,11 @@ def parse_layout(record: dict[str, Any], known: dict[str, str]) -> np.dtype[np.v
 
 
 class Layout:
-    """A dtype as a dictionary key: hashing the dtype itself would cost more than the work on its rows."""
+    """A dtype that can be a dictionary key: hashing the dtype itself would take longer than processing its rows."""
 
     def __init__(self, dtype: np.dtype[np.void], *, line: bool = False) -> None:
         self.dtype = dtype
-        self.line = line  # True if it stands for a line of JSON
+        self.line = line  # True if it's for a line of JSON
 
     def require(self, kind: str, names: Iterable[str]) -> None:
         """Raise MalformedError if a field is missing."""
@@ -72,7 +72,7 @@ class Layout:
 
 
 def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield each value that occurs, in ascending order, with the indices of its occurrences."""
+    """Yield each distinct value, in ascending order, with the indexes at which it occurs."""
     if not len(values):
         return
     small = values.astype(np.uint16) if int(values.max()) < 1 << 16 else values  # numpy sorts 16-bit numbers by radix
@@ -84,16 +84,16 @@ def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArr
 
 
 def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
-    """Return `rows[order]`, ten times as fast because it copies bytes, not fields."""
+    """Return `rows[order]`. This is ten times as fast, because it copies bytes instead of fields."""
     return rows.view(f"V{rows.dtype.itemsize}").take(order).view(rows.dtype)
 
 
 class Collector:
-    """Collect records of a kind, or the records that stand for its rows in JSON, and return arrays of rows.
+    """Collects the records of a kind, or the JSON records for its rows, and returns them as arrays of rows.
 
-    `known` are fields and their types, `needed` the fields that every row must have. If the first needed field of a
-    packed row is 0, the row is padding, or its thread was killed while writing it; lines of JSON are always complete.
-    `choose` returns a mask of the rows to keep; by default all are kept.
+    `known` has fields and their types, and `needed` the fields that every row must have. If the first needed field of a
+    packed row is 0, the row is unused, or its thread was killed while writing it. Lines of JSON are always complete.
+    `choose` returns a mask of the rows to keep; by default, all are kept.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Collector:
         return self._size >= BATCH
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in a record. Raises MalformedError if it makes no sense."""
+        """Add a record. Raises MalformedError if it's invalid."""
         layout, rows = self._pack_line(record) if record["kind"] != self._kind else self._find_layout(record)
         thread = record.get("thread") if self._threads else 0
         if type(thread) is not int or not 0 <= thread < 1 << 64:
@@ -141,7 +141,7 @@ class Collector:
         return layout, rows
 
     def _pack_line(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
-        """Pack a record that stands for one row in JSON."""
+        """Pack a JSON record that stands for a single row."""
         names = tuple(name for name in self._known if name in record)
         key = (-1, repr(names).encode())
         layout = self._layouts.get(key)
@@ -157,9 +157,9 @@ class Collector:
         return layout, np.array([values], layout.dtype).tobytes()
 
     def take(self) -> Iterator[tuple[Threads, Rows]]:
-        """Yield the collected rows that are in use, with the thread of each; 0 if records don't name a thread.
+        """Yield the collected rows that are in use, with the thread of each, which is 0 if the record doesn't name one.
 
-        The rows of a thread in one layout stay in order.
+        Rows of the same thread and layout stay in order.
         """
         parts, self._parts, self._size = self._parts, {}, 0
         for layout, found in parts.items():

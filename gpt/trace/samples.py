@@ -1,4 +1,4 @@
-"""Samples of what host threads did (`gpt-hook run --sample-host`)."""
+"""Samples of what host threads were doing (`gpt-hook run --sample-host`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 Times = Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
 
 NONE = (1 << 64) - 1
-# `python` and `native` are numbers of stacks in the process's `sites`, 0 for none. If the thread ran, `syscall` is
-# NONE.
+# `python` and `native` are ids of stacks in the `sites` of the process, or 0. `syscall` is NONE if the thread was
+# running.
 SAMPLE = [("at", "<i8"), ("thread", "<u8"), ("python", "<u8"), ("native", "<u8"), ("syscall", "<u8"), ("changed", "?")]
-SYSCALLS = {  # numbers on x86-64; threads wait in these
+SYSCALLS = {  # system calls in which threads wait, by their numbers on x86-64
     0: "read", 1: "write", 3: "close", 7: "poll", 9: "mmap", 11: "munmap", 16: "ioctl", 17: "pread64", 18: "pwrite64",
     19: "readv", 20: "writev", 23: "select", 24: "sched_yield", 28: "madvise", 34: "pause", 35: "nanosleep",
     42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4",
@@ -26,7 +26,7 @@ SYSCALLS = {  # numbers on x86-64; threads wait in these
 
 
 def name_syscall(number: int) -> str:
-    """Return the name of a system call, or its number if it isn't one in which threads usually wait."""
+    """Return the name of a system call. If it isn't one of those in which threads usually wait, return its number."""
     return SYSCALLS.get(number, f"system call {number}")
 
 
@@ -47,7 +47,7 @@ class Samples:
         ))  # fmt: skip
 
     def table(self, times: Times) -> npt.NDArray[np.void]:
-        """Return all samples as SAMPLE, sorted by thread and time; `times` converts their time stamps."""
+        """Return all samples as rows of SAMPLE, sorted by thread and time. `times` converts their time stamps."""
         values = np.array(self._values, np.uint64).reshape(-1, len(SAMPLE))
         rows = np.zeros(len(values), SAMPLE)
         for column, (name, _) in enumerate(SAMPLE):

@@ -1,9 +1,9 @@
-"""Choose which part of traces to read: filters by process, thread, device, stream, kernel, time and more.
+"""Choose the part of traces that's read: filters by process, thread, device, stream, kernel, time and more.
 
-Rows and launches that are left out never reach the reader. Some records lack what a filter needs: counts of calls and
-launches have no thread, stream or time, a call has no device, an ioctl no kernel. Then the counts are left out, and
-launches are counted from the calls. If a process has one device, everything counts as being on it. Counts of launches
-without probes only have a kernel.
+Rows and launches that are left out never reach the reader. Some records lack what a filter checks: counts of calls and
+launches have no thread, stream or time, a call has no device, and an ioctl no kernel. In that case, counts are left
+out, and launches are counted from calls instead. If a process has only one device, everything counts as being on it.
+For launches without probes, counts only have the kernel.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass
 class Selection:
-    """The user's filters; an empty one lets everything through.
+    """The user's filters. Without any, everything is chosen.
 
-    `kernels` are globs for mangled or source names. `begin` and `end` are ns since the first process began, among the
-    processes whose headers were added to `machines`; every process that is read gets added.
+    `kernels` are globs, for mangled names or names in the source. `begin` and `end` are in ns since the first process
+    began, considering all headers in `machines`. All processes that are read are added.
     """
 
     pids: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Selection:
     machines: Machines = field(default_factory=Machines)
 
     def look(self, paths: Iterable[Path], read: Callable[[Path], Iterator[dict[str, Any]]]) -> None:
-        """Add the first header of each trace. Errors are ignored here: they come up again when the trace is read."""
+        """Add the first header of each trace. Errors are ignored here; they occur again when the trace is read."""
         for path in paths:
             with suppress(GptError, OSError):
                 if (path.is_dir() or is_regular(path)) and (header := next(read(path), None)):
@@ -61,26 +61,26 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """True if it leaves anything out."""
+        """True if the selection leaves anything out."""
         return bool(self.pids or self.ranks or self.hosts or self.kernels) or self.narrow
 
     def excludes(self, header: Header) -> bool:
-        """Return whether it leaves out a whole process."""
+        """Return whether the selection leaves out this process."""
         wanted = ((self.pids, header["pid"]), (self.ranks, header.get("rank")), (self.hosts, header["host"]))
         return any(chosen and value not in chosen for chosen, value in wanted)
 
     @property
     def timed(self) -> bool:
-        """True if it limits the time."""
+        """True if the selection limits the time."""
         return (self.begin, self.end) != (-math.inf, math.inf)
 
     @property
     def narrow(self) -> bool:
-        """True if it filters by something that counts don't have."""
+        """True if the selection uses a filter that can't be applied to counts."""
         return bool(self.threads or self.devices or self.streams or self.timed)
 
     def __str__(self) -> str:
-        """Return the options that express it."""
+        """Return the options that describe the selection."""
         seconds = [f"{at / 1e9:g}" if math.isfinite(at) else "" for at in (self.begin, self.end)]
         said: dict[str, Iterable[Any]] = {
             "pid": sorted(self.pids),
@@ -97,9 +97,9 @@ class Selection:
 
 @dataclass
 class Selected:
-    """A selection applied to one process; `names` and `devices` grow while its records are read.
+    """The selection for one process. `names` and `devices` grow while its records are read.
 
-    `looked` is true once anything was checked, and `kept` once anything was chosen.
+    `looked` is True once anything was checked, and `kept` once anything was chosen.
     """
 
     selection: Selection
@@ -109,11 +109,11 @@ class Selected:
     devices: set[int]  # ordinals
     looked: bool = False
     kept: bool = False
-    _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # chosen calls, by api and function
+    _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # number of chosen calls, by api and function
     _matched: dict[str, bool] = field(default_factory=dict)
 
     def of_calls(self, threads: Threads, rows: Rows) -> Mask:
-        """Return which calls are chosen."""
+        """Return a mask of the calls that are chosen."""
         chosen = self._choose(threads, rows, "start")
         if "function" in (rows.dtype.names or ()) and self.selection.narrow:
             good = chosen & (rows["result"] == 0) & (rows["function"] != 0)
@@ -122,9 +122,10 @@ class Selected:
         return chosen
 
     def take_launches(self, known: Container[int], captured: Container[int], over: bool) -> Counter[int]:
-        """Return how many chosen launches each function had since the last call, except launches by `captured` apis.
+        """Return how many chosen launches each function had since the last call, without launches by the `captured`
+        apis.
 
-        Launches by apis that aren't `known` yet wait until the process is `over`.
+        Launches by apis that aren't `known` yet are returned only when the process is `over`.
         """
         found, waiting = Counter[int](), Counter[tuple[int, int]]()
         for (api, function), count in self._launches.items():
@@ -136,20 +137,22 @@ class Selected:
         return found
 
     def of_gpu_times(self, _: Threads, rows: Rows) -> Mask:
-        """Return which GPU times are chosen."""
+        """Return a mask of the GPU times that are chosen."""
         threads = rows["thread"] if "thread" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint64)
         return self._choose(threads, rows, "begin")
 
     def of_launches(self, _: Threads, rows: Rows) -> Mask:
-        """Return which counts of launches are chosen."""
+        """Return a mask of the counts of launches that are chosen."""
         return self._note_all(self._by_kernel(rows))
 
     def of_counts(self, _: Threads, rows: Rows) -> Mask:
-        """Return which counts of calls are chosen: none if kernels are, because these counts have no kernel."""
+        """Return a mask of the counts of calls that are chosen. If kernels are selected, it's empty, because these
+        counts have none.
+        """
         return self._note_all(np.full(len(rows), not (self.selection.narrow or self.selection.kernels)))
 
     def of_moment(self, thread: int, start: int) -> bool:
-        """Return whether an event is chosen that only has a thread and a time."""
+        """Return whether an event is chosen that has only a thread and a time."""
         return self._note(self._is_in(thread, start))
 
     def of_ioctl(self, thread: int, start: int) -> bool:
@@ -157,19 +160,23 @@ class Selected:
         return not (self.selection.kernels or self.selection.streams) and self._is_in(thread, start)
 
     def of_launch(self, thread: int, start: int, device: int, stream: int) -> bool:
-        """Return whether a probed launch is chosen, apart from its kernel."""
+        """Return whether a launch with probes is chosen, without considering its kernel."""
         selection = self.selection
         wanted = ((selection.devices, device), (selection.streams, stream))
         inside = all(value in chosen for chosen, value in wanted if chosen)
         return inside and self._is_in(thread, start)
 
     def of_function(self, function: int | None) -> bool:
-        """Return whether a kernel is chosen by its name. `function` is None if another filter already rejected it."""
+        """Return whether a kernel is chosen by its name. `function` is None if another filter has already rejected
+        it.
+        """
         return self._note(function is not None and self.matches(self.names.get(function, "")))
 
     @property
     def says_device(self) -> bool:
-        """True if records without a device are chosen: a process with one device uses only that."""
+        """True if records that don't name a device are chosen: in a process with a single device, they belong to that
+        one.
+        """
         chosen = self.selection.devices
         return not chosen or (len(self.devices) <= 1 and (self.devices or {0}) <= chosen)
 
@@ -179,13 +186,13 @@ class Selected:
         return inside and (not selection.timed or selection.begin <= self._since(start) < selection.end)
 
     def _note(self, chosen: bool) -> bool:
-        """Update `looked` and `kept`, and return the argument."""
+        """Update `looked` and `kept`, and return `chosen`."""
         self.looked = True
         self.kept |= chosen
         return chosen
 
     def _note_all(self, chosen: Mask) -> Mask:
-        """Do the same with a mask."""
+        """Do the same for a mask."""
         self.looked |= len(chosen) > 0
         self.kept |= bool(chosen.any())
         return chosen

@@ -1,7 +1,7 @@
-"""Find where calls came from: the stacks of `gpt-hook --stacks` and of samples, with names of functions.
+"""Find where calls came from: the stacks of `gpt-hook --stacks` and of samples, with the names of functions.
 
-A frame is a file and a return address in it. Its function is the symbol that contains the call before that address,
-read from the file in its current state; if the file was replaced or stripped, the name is missing or wrong.
+A frame is a file and a return address in it. The function is the symbol that contains the call before this address.
+It's read from the current file, so if that was replaced or stripped, the name is wrong or missing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ SYMBOL = np.dtype(
 FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 MOST_SYMBOLS = 256 << 20  # bytes of a symbol table
 MOST_NAME = 4096  # bytes
-# Libraries that only pass on the requests of their callers.
+# Libraries that only pass on what their callers ask for.
 BETWEEN = ("libcuda.so", "libcudart.so", "libcudart-", "libffi.so", "_ctypes.")
 
-# Python files that a program didn't bring itself: packages, the standard library, and what `exec` runs.
+# Python files that aren't the program's own: packages, the standard library, and what `exec` runs.
 INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
 
 
 class CallFrame(NamedTuple):
-    """A caller: `offset` is the return address as an offset in the file at `path`, or as it is if `path` is None.
+    """A caller. `offset` is the return address, as an offset in the file at `path`; if `path` is None, it's the address
+    itself.
 
-    `function` is a mangled name. A Python frame has the path of its source, its function, and the line if it's known;
-    its `offset` is 0.
+    `function` is a mangled name. A Python frame has the path of its source, the name of its function, and the line if
+    it's known; its `offset` is 0.
     """
 
     path: str | None
@@ -70,8 +71,8 @@ class Sites:
             self._table = None
 
     def find(self, threads: Column, starts: Column, python: bool = False) -> Column:
-        """Return the number of each call's stack, or of its Python frames, given the thread and start of its row; 0 if
-        it has none.
+        """Return the id of the stack from which each call came, or of its Python frames, given the thread and the start
+        in its row. It's 0 if there's no stack.
         """
         if self._table is None:
             self._table = np.array(sorted(self._calls), np.uint64).reshape(-1, 4).T.copy()
@@ -84,18 +85,24 @@ class Sites:
         return found
 
     def frames(self, stack: int) -> list[CallFrame]:
-        """Return the frames of a stack with their functions, innermost first; empty if no record describes it."""
+        """Return the frames of a stack with their functions, innermost first, or nothing if no record describes the
+        stack.
+        """
         return [self._name(frame) for frame in self._stacks.get(stack, [])]
 
     def asker(self, stack: int) -> CallFrame | None:
-        """Return the innermost frame outside of BETWEEN, or the innermost one if there is no such frame."""
+        """Return the innermost frame that isn't in one of the libraries in BETWEEN. If there's none, return the
+        innermost frame.
+        """
         frames = self._stacks.get(stack, [])
         chosen = (frame for frame in frames if not os.path.basename(frame.path or "").startswith(BETWEEN))
         found = next(chosen, frames[0] if frames else None)
         return found and self._name(found)
 
     def python_caller(self, stack: int) -> CallFrame | None:
-        """Return the innermost Python frame outside of installed packages, or the innermost one if there's none."""
+        """Return the innermost Python frame that isn't in an installed package. If there's none, return the innermost
+        Python frame.
+        """
         frames = self._stacks.get(stack, [])
         own = (frame for frame in frames if not INSTALLED.search(frame.path or ""))
         return next(own, frames[0] if frames else None)
@@ -118,7 +125,7 @@ class Symbols:
     """The functions of a library."""
 
     def __init__(self, source: Source, elf: Elf) -> None:
-        """Read the tables. Raises MalformedError if they make no sense."""
+        """Read the symbol tables. Raises MalformedError if they're invalid."""
         self._source = source
         self._loaded = [one for one in elf.segments if one.type == PT_LOAD]
         tables = [section for section in elf.sections if section.type in (SHT_SYMTAB, SHT_DYNSYM)]
@@ -144,7 +151,7 @@ class Symbols:
 
 
 def _read_table(source: Source, elf: Elf, section: Section) -> Column:
-    """Return the address and the size of each function, and the file offset of its name."""
+    """Return the address and size of each function, and the file offset of its name."""
     if not section.in_file or section.size > MOST_SYMBOLS or not 0 <= section.link < len(elf.sections):
         return np.empty((0, 3), np.uint64)
     names = elf.sections[section.link]
@@ -157,7 +164,7 @@ def _read_table(source: Source, elf: Elf, section: Section) -> Column:
 
 
 def read_symbols(path: str) -> Symbols | None:
-    """Read the functions of a file, or return None if it can't be read or isn't an ELF file."""
+    """Read the functions in a file. Return None if it can't be read, or isn't an ELF file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):

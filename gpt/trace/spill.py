@@ -1,12 +1,13 @@
-"""Keep rows in memory while there are few, then spill them to an unnamed file in TMPDIR.
+"""Keep a few rows in memory, and spill more of them to an unnamed file in TMPDIR.
 
-Analyses of ten million calls process them in time order, but each thread writes separate chunks. This is a merge sort
-on disk: each batch is sorted and spilled as a *run*, and runs are merged when they're read. Every run that overlaps
-others at the current time has one block in memory; the rows of the blocks that precede everything unread are a *chunk*.
-A trace is written nearly in order, so runs hardly overlap, even in a long trace.
+Analyses of ten million calls process them in the order of time, but each thread writes separate chunks. This is a merge
+sort on disk: each batch is sorted and spilled as a *run*, and the runs are merged when they're read. Each run that
+overlaps others at the current time has one block in memory. The rows in these blocks that come before everything unread
+are a *chunk*. A trace is written almost in order, so even in a long trace, runs hardly overlap.
 
-Rows with equal keys are in the same chunk. So a reader that keeps state from chunk to chunk has seen everything before
-a key, and nothing at it. Equal keys keep the order of runs, and within a run the order in which they are stored.
+Rows with equal keys are in the same chunk. So when a reader that keeps state between chunks gets to a key, it has seen
+all rows before it, and none with that key. Rows with equal keys are in the order of their runs, and within a run, in
+the order in which they're stored.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from gpt.trace.rows import take
 
 Array = npt.NDArray[Any]
 
-IN_MEMORY = 8 << 20  # bytes kept in memory before a file is created
+IN_MEMORY = 8 << 20  # bytes that are kept in memory before a file is created
 BATCH = 1 << 17  # rows per run
-ROOM = 1 << 17  # rows of all blocks in memory
-LEAST = 512  # minimum rows per block
-LEVEL = 1  # zstd's, for files that go to another process
+ROOM = 1 << 17  # rows in all blocks in memory
+LEAST = 512  # minimum number of rows in a block
+LEVEL = 1  # level of zstd, for files that are sent to another process
 
 
 class Aside:
-    """A temporary file that arrays are appended to; it lives as long as this object."""
+    """A temporary file to which arrays are appended. It exists as long as this object."""
 
     def __init__(self, room: int = IN_MEMORY) -> None:
         self._file = tempfile.SpooledTemporaryFile(room)
@@ -50,7 +51,9 @@ class Aside:
         return at
 
     def read(self, dtype: Any, at: int, count: int) -> Array:
-        """Read `count` items at an offset. Raises OutputError, because reading may first flush to the disk."""
+        """Read `count` items at an offset. Raises OutputError, since this may first have to write buffered data to the
+        disk.
+        """
         try:
             self._file.seek(at)
             return np.frombuffer(self._file.read(count * np.dtype(dtype).itemsize), dtype)
@@ -58,7 +61,7 @@ class Aside:
             raise OutputError.of(error, tempfile.gettempdir()) from None
 
     def __getstate__(self) -> list[bytes]:
-        """Return the contents, compressed, for another process."""
+        """Return the contents, compressed, to be sent to another process."""
         import zstandard
 
         packer = zstandard.ZstdCompressor(LEVEL)
@@ -75,13 +78,13 @@ class Aside:
 
 
 class Tape:
-    """An array of any length that is appended to and read in slices."""
+    """An array of any length, to which rows can be appended, and of which slices can be read."""
 
     def __init__(self, aside: Aside, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
         self._aside = aside
-        self._blocks: list[int] = []  # beginnings of blocks of BATCH rows
-        self._last: list[Array] = []  # the rows after the blocks
+        self._blocks: list[int] = []  # offsets of blocks of BATCH rows
+        self._last: list[Array] = []  # rows that aren't in a block yet
         self._pending = 0
 
     def __len__(self) -> int:
@@ -117,7 +120,7 @@ class Tape:
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
     def take(self, places: npt.NDArray[np.integer[Any]]) -> Array:
-        """Return the rows at some places, which must be in order."""
+        """Return the rows at these places, which must be in ascending order."""
         numbers = places // BATCH
         edges = np.flatnonzero(np.diff(numbers)) + 1
         found = np.zeros(len(places), self.dtype)
@@ -133,17 +136,17 @@ class Tape:
 
 
 class SortedRun(Protocol):
-    """Rows sorted by a key."""
+    """Rows that are sorted by a key."""
 
     low: int  # a lower bound of the keys
     count: int
 
     def read(self, at: int, count: int) -> Array:
-        """Read some of its rows; the result may have fewer rows than that, or none."""
+        """Read `count` rows. The result may have fewer, or none."""
 
 
 class Sorted:
-    """Rows that arrive in any order and are read sorted by an integer field."""
+    """Rows that are added in any order, and read sorted by an integer field."""
 
     def __init__(self, aside: Aside, dtype: Any, key: str) -> None:
         self.dtype = np.dtype(dtype)
@@ -174,7 +177,7 @@ class Sorted:
 
 
 class _Stored:
-    """A run in a file."""
+    """A run that's stored in the file."""
 
     def __init__(self, aside: Aside, dtype: np.dtype[Any], offset: int, low: int, count: int) -> None:
         self._aside, self._dtype, self._offset, self.low, self.count = aside, dtype, offset, low, count
@@ -203,11 +206,11 @@ class _Cursor:
 
     @property
     def more(self) -> bool:
-        """True if part of it is still unread."""
+        """True if there are rows that haven't been read."""
         return self._at < self._run.count
 
     def fill(self, block: int) -> None:
-        """Read on until there are rows with two different keys, or the run ends."""
+        """Read more rows, until there are two different keys among them or the run ends."""
         while self.more and (not len(self.keys) or self.keys[0] == self.keys[-1]):
             count = min(max(block, len(self.keys)), self._run.count - self._at)
             rows = self._run.read(self._at, count)
@@ -225,7 +228,7 @@ class _Cursor:
 
 
 def join(parts: Sequence[Array]) -> Array:
-    """Concatenate rows of one dtype, as bytes because that's faster than field by field."""
+    """Concatenate rows of one dtype. They're treated as bytes, because that's faster than field by field."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -233,7 +236,9 @@ def join(parts: Sequence[Array]) -> Array:
 
 
 def merge(runs: Sequence[SortedRun], key: str) -> Iterator[Array]:
-    """Yield the rows of runs sorted by a field, in chunks; equal keys keep the order of runs."""
+    """Merge runs, and yield their rows in chunks, sorted by a field. Rows with equal keys are in the order of their
+    runs.
+    """
     waiting = sorted((run.low, number) for number, run in enumerate(runs) if run.count)[::-1]
     opened: list[_Cursor] = []
     while waiting or opened:
@@ -254,14 +259,15 @@ def merge(runs: Sequence[SortedRun], key: str) -> Iterator[Array]:
 
 
 def search(keys: Array, key: int, side: Literal["left", "right"] = "left") -> int:
-    """Find a number in sorted keys, converted to their type first (numpy would convert the keys)."""
+    """Find a number in sorted keys. It's first converted to their type, because numpy would convert the keys."""
     return int(np.searchsorted(keys, keys.dtype.type(key), side))
 
 
 def iter_windows(*streams: tuple[Iterator[Array], Any, str]) -> Iterator[tuple[Array, ...]]:
-    """Read several streams in step: each window has the next rows of every stream, up to a common key.
+    """Read several streams side by side. Each window has the next rows of every stream, up to a common key.
 
-    A stream is its chunks, their dtype, and the field that they're sorted by; equal keys must be in one chunk.
+    A stream is an iterator over chunks, their dtype, and the field by which they're sorted. A chunk must contain all
+    rows with the same key.
     """
     left: list[Array] = [np.zeros(0, dtype) for _, dtype, _ in streams]
     over = [False] * len(streams)

@@ -1,4 +1,4 @@
-"""Read the sums that `gpt-hook run --detail` keeps instead of a launch's buffer: gpt-stream(5), Sums."""
+"""Read the sums that `gpt-hook run --detail` keeps in place of a launch's buffer: gpt-stream(5), Sums."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CODES = {"u": "Q", "i": "q", "f": "d"}
 
 
 class FieldSums(NamedTuple):
-    """The values of a field: their sum, the least and the greatest, and how many have `first` bits, one more, and so
-    on. A sum of integers is modulo 2^64 if the values differ too much to tell it. Bins count absolute values without
-    fractions.
+    """Sums of the values of a field: their total, the smallest, the largest, and how many have `first` bits, one bit
+    more, and so on. If integers differ too much to determine the total, it's modulo 2^64. The counts are for absolute
+    values without their fractions.
     """
 
     total: int | float
@@ -26,17 +26,19 @@ class FieldSums(NamedTuple):
     bins: tuple[int, ...]
 
     def iter_bins(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each bin that counted something: its least value, the next bin's, and the number of values."""
+        """Yield each bin that has counted something: its smallest value, the next bin's, and the number of values
+        in it.
+        """
         for bits, count in enumerate(self.bins, self.first):
             if count:
                 yield (1 << bits) >> 1, 1 << bits, count
 
 
 class BufferSums(NamedTuple):
-    """The sums of a buffer: how many records it had and how many were dropped, the sum of its counts (`saves`), and its
+    """The sums of a buffer: how many records it had, how many were dropped, the sum of its counts (`saves`), and its
     fields.
 
-    For a total, `records` are the units that saved something.
+    For a total, `records` is the number of units that saved something.
     """
 
     records: int
@@ -46,14 +48,14 @@ class BufferSums(NamedTuple):
 
 
 def _unwrap(total: int, least: int, greatest: int, records: int) -> int:
-    """Return a sum that was computed modulo 2^64, if the range of its values determines it."""
+    """Return the true value of a total that was computed modulo 2^64, if the range of the values determines it."""
     if least <= greatest and (greatest - least) * records < 1 << 64:
         return least * records + (total - least * records) % (1 << 64)
     return total
 
 
 def parse_sums(data: bytes, types: Mapping[str, str], where: str) -> BufferSums:
-    """Return the sums of a map's fields, which have these `types`. Raises MalformedError."""
+    """Return the sums for the fields of a map, which have these `types`. Raises MalformedError."""
     at = 0
 
     def take(code: str) -> tuple[int | float, ...]:

@@ -1,4 +1,6 @@
-"""Read tables that kernels fill: merge the slots of all copies by their keys. gpt-stream(5), Tables, has the layout."""
+"""Read the tables that kernels fill: merge the slots of all copies by key. gpt-stream(5), Tables, describes their
+layout.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from gpt.stream.packed import RowField
 Counts = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.void]
 
-WORD = 8  # bytes in which a slot holds 32 bits of its key
+WORD = 8  # bytes of a slot that contain 32 bits of its key
 
 
 class TableLayout:
-    """The slots of a table of `stride` bytes. `keys` are the fields of its key; `ops` has the fields that aren't
-    summed, and `flipped` the bits in which they're inverted.
+    """The slots of a table. Each has `stride` bytes. `keys` are the fields of the key. `ops` has the operations of
+    fields that aren't added up, and `flipped` which of their bits are inverted.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class TableLayout:
         flipped: Mapping[str, npt.NDArray[Any]],
         stride: int,
     ) -> None:
-        """Lay out the slots. Raises MalformedError if the layout is impossible."""
+        """Lay out the slots. Raises MalformedError if that's impossible."""
         self._fields = {field.name: field for field in fields}
         known = len(set(keys)) == len(keys) and self._fields.keys() >= set(keys)
         if not keys or not known or not ops.keys().isdisjoint(keys):
@@ -59,7 +61,7 @@ class TableLayout:
         return hash(str(self._identity))
 
     def read(self, slots: npt.NDArray[np.uint8]) -> tuple[Counts, Rows]:
-        """Read slots from bytes. Return how often each key was saved, and a row for each key, ordered by keys."""
+        """Read slots from bytes. Return how often each key was saved, and a row for each key, sorted by key."""
         first = self._fields[self.keys[0]].offset
         slots = slots[_words(slots, first) >> np.uint64(32) != 0]
         rows = np.zeros(len(slots), self.dtype)
@@ -76,7 +78,7 @@ class TableLayout:
         return self.merge(_words(slots, 0), rows)
 
     def merge(self, counts: Counts, rows: Rows) -> tuple[Counts, Rows]:
-        """Combine rows with equal keys, and return them ordered by keys."""
+        """Combine rows with equal keys. Return them sorted by key."""
         keys, place = np.unique(rows[list(self.keys)], return_inverse=True)
         place = place.reshape(-1)
         found = np.zeros(len(keys), self.dtype)
@@ -100,7 +102,7 @@ def _words(slots: npt.NDArray[np.uint8], offset: int) -> Counts:
 
 
 def find_flipped(type_: str, op: str) -> npt.NDArray[Any]:
-    """Return the bits that are inverted in a field that keeps its least or greatest value."""
+    """Return the bits that are inverted in a field that keeps its minimum or maximum."""
     if type_ not in ("u32", "u64", "i32", "i64"):
         raise MalformedError(f"map: the {op} of a field of type {type_}")
     bits = int(type_[1:])

@@ -1,12 +1,13 @@
-"""Find which tensor was at an address at a time, from `tensor` records or from lines of Neutrino's TensorTrace.
+"""Find which tensor was at an address at a certain time, from `tensor` records or the lines of Neutrino's TensorTrace.
 
-A tensor lives from when it was first seen under a name to its `tensor_end`, or to the end of the trace. Lines have no
-ends: there, a tensor lives until another one is seen that covers part of its memory and goes beyond it. If several
-tensors share an address, as views do, the smallest wins; if sizes are equal, the first one seen.
+A tensor exists from when it was first seen under a name until its `tensor_end`, or to the end of the trace. Lines have
+no ends; there, a tensor exists until another one is seen that covers part of its memory and extends beyond it. If
+several tensors have the same address, as views do, the smallest one is used; of several with the same size, the first
+one seen.
 
-The result of a call has no name yet while the kernels that compute it run. So if no tensor is known at an address, the
-next tensor seen there is used, if it's among the next few hundred. `later` marks such results. They may be
-wrong, because another tensor may have used the memory in between.
+The result of a call has no name yet while the kernels that compute it are running. So if no tensor is known at an
+address, the next one seen there is used, if it's among the next few hundred. Such results are marked as `later`. They
+may be wrong, because another tensor may have used the memory in between.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NEVER = (1 << 64) - 1
-MOST_LATER = 500  # search at most this many of the next tensors
-WORD = "(?:(?!  ).)*"  # up to the next two blanks, so that an odd line can't be matched in thousands of ways
+MOST_LATER = 500  # how many of the next tensors are searched
+WORD = "(?:(?!  ).)*"  # up to the next two spaces, so that there aren't thousands of ways to match an odd line
 LINE = re.compile(
     r"\[call\]  (?P<time>\d{1,19}(?:\.\d{1,19})?)  "
     rf"(?P<shape>{WORD})  (?P<bytes>\d{{1,19}})  "
@@ -43,7 +44,7 @@ MOST_LINE = 1 << 16  # characters per line
 
 @dataclass
 class NamedTensor:
-    """A tensor: `address` to `address + size`; `names` in the order in which they were seen, each once.
+    """A tensor. It covers `address` to `address + size`. `names` are in the order in which they were first seen.
 
     `begin` and `end` are time stamps; `end` is None if it isn't known. `function`, `file` and `line` belong to the
     first name.
@@ -68,16 +69,16 @@ class NamedTensor:
 
 
 class TensorIndex(NamedTuple):
-    """For each address the index of its tensor, or -1, and whether that tensor was only seen later."""
+    """For each address, the index of its tensor or -1, and whether that tensor was only seen later."""
 
     tensors: Numbers
     later: Flags
 
 
 class Tensors:
-    """The tensors of a segment, sorted by when they were first seen, once all records have come.
+    """The tensors of a segment, sorted by when they were first seen. Complete once all records have been added.
 
-    `with_ends` says that tensors that were freed have an end in the trace.
+    `with_ends` says whether the trace has ends for tensors that were freed.
     """
 
     def __init__(self, with_ends: bool = True) -> None:
@@ -88,7 +89,7 @@ class Tensors:
         self._columns: tuple[Addresses, Addresses, Addresses, Addresses] | None = None
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add a checked `tensor` or `tensor_end` record. Raises MalformedError if it makes no sense."""
+        """Add a `tensor` or `tensor_end` record that has been checked. Raises MalformedError if it's invalid."""
         self._tensors = self._columns = None
         if record["kind"] == "tensor_end":
             self._ends[record["id"]] = record["at"]
@@ -99,7 +100,7 @@ class Tensors:
 
     @property
     def tensors(self) -> list[NamedTensor]:
-        """All tensors; a `TensorIndex` refers to this list."""
+        """All tensors. The indexes in `TensorIndex` refer to this list."""
         if self._tensors is None:
             found: dict[tuple[int, int, int], NamedTensor] = {}
             for record in sorted(self._records, key=lambda record: record["at"]):
@@ -112,7 +113,7 @@ class Tensors:
         return self._tensors
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a `tensor` record for each name, and a `tensor_end` for each tensor that ended."""
+        """Yield a `tensor` record for each name, and a `tensor_end` for each tensor that has ended."""
         ends = self._tabulate()[3].tolist()
         for number, (tensor, end) in enumerate(zip(self.tensors, ends, strict=True), 1):
             for name in tensor.names:
@@ -125,7 +126,7 @@ class Tensors:
                 yield records.make("tensor_end", id=number, at=end)
 
     def find(self, addresses: Addresses, stamps: Addresses | int) -> TensorIndex:
-        """Find the tensors at these addresses, each at its time stamp, or all at the same one."""
+        """Find the tensors at these addresses, each at its own time stamp, or all at the same one."""
         if isinstance(stamps, int):
             return self.at(stamps).find(addresses)
         found = TensorIndex(np.full(len(addresses), -1, np.int64), np.zeros(len(addresses), bool))
@@ -142,7 +143,7 @@ class Tensors:
         lows, highs, begins, ends = self._columns
         there, time = ends > stamp, np.uint64(stamp)
         now, later = np.flatnonzero(there & (begins <= time)), np.flatnonzero(there & (begins > time))[:MOST_LATER]
-        order = np.lexsort((now, highs[now] - lows[now]))  # best match first
+        order = np.lexsort((now, highs[now] - lows[now]))  # the best match comes first
         return MemoryContents(lows, highs, np.concatenate([now[order], later]), len(now))
 
     def _tabulate(self) -> tuple[Addresses, Addresses, Addresses, Addresses]:
@@ -160,10 +161,12 @@ class Tensors:
 
 
 class MemoryContents:
-    """The contents of memory at a moment, as pieces that belong to one tensor each."""
+    """The contents of memory at some moment, as pieces that belong to one tensor each."""
 
     def __init__(self, lows: Addresses, highs: Addresses, order: Numbers, now: int) -> None:
-        """Divide the memory: the first tensor in `order` wins. Tensors from index `now` on were seen later."""
+        """Divide the memory between tensors. Where several overlap, the first one in `order` is used. Tensors from
+        index `now` on were only seen later.
+        """
         self._edges = np.unique(np.concatenate([lows[order], highs[order]]))
         rank = np.full(len(self._edges), len(order), np.int64)
         first, last = (np.searchsorted(self._edges, sides[order]) for sides in (lows, highs))
@@ -197,11 +200,11 @@ def _tensor(record: dict[str, Any], end: int | None) -> NamedTensor:
 
 
 def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
-    """Parse the lines that Neutrino's TensorTrace wrote to `tensor.trace`. Its tensors have no end.
+    """Parse the lines that Neutrino's TensorTrace wrote to `tensor.trace`. Tensors in it have no end.
 
-    Times are line numbers. With `zero`, in ns since the epoch, a line's time is the ns since then, if that's larger
-    than its number. Lines with equal address, size and shape mean the same tensor. TensorTrace also writes other lines,
-    which are skipped.
+    Times are line numbers. With `zero`, which is in ns since the epoch, the time of a line is the ns since then,
+    provided that it's larger than the number of the line. Lines with the same address, size and shape are about the
+    same tensor. TensorTrace also writes other lines, which are skipped.
 
     Raises MalformedError if no line has this form.
     """
@@ -227,13 +230,15 @@ def parse_lines(lines: Iterable[str], zero: int | None = None) -> Tensors:
 
 
 def _nanoseconds(time: str) -> int:
-    """Convert a time to ns since the epoch; a time with a decimal point is in seconds."""
+    """Convert a time to ns since the epoch. If it has a decimal point, it's in seconds."""
     seconds, point, rest = time.partition(".")
     return int(seconds) * 10**9 + int(rest[:9].ljust(9, "0")) if point else int(seconds)
 
 
 def read_tensor_records(path: Path, zero: int) -> Iterator[dict[str, Any]]:
-    """Yield the records of a `tensor.trace`, if it exists; time stamps are ns since `zero`, in ns since the epoch."""
+    """Yield the records of a `tensor.trace`, if there's one. Time stamps are ns since `zero`, which is in ns since the
+    epoch.
+    """
     if not is_regular(path, follow=False):
         return
     found = read_lines(path, zero)
@@ -241,7 +246,7 @@ def read_tensor_records(path: Path, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path, zero: int | None = None) -> Tensors:
-    """Read a `tensor.trace`. Raises GptError for a pickle, which is never read, and MalformedError."""
+    """Read a `tensor.trace`. Raises GptError for a pickle, because pickles are never read, and MalformedError."""
     try:
         with open_regular(path) as file:
             if path.suffix == ".pkl" or file.read(1) == b"\x80":

@@ -1,7 +1,7 @@
-"""Times that a trace says nothing about, because recording was switched off.
+"""Periods about which a trace says nothing, because recording was turned off.
 
-It isn't known what a program did in such a time, so it counts neither as idle nor as busy. Every analysis that adds up
-time between events subtracts `Unrecorded.within`.
+It isn't known what a program did during such a period, so it counts neither as idle nor as busy. Every analysis that
+adds up the time between events subtracts `Unrecorded.within`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOREVER = 1 << 62  # ns: later than any time in a trace
 
 
 class Unrecorded:
-    """Sorted intervals that don't touch, from `begins` up to `ends`, in ns."""
+    """Sorted intervals, from `begins` up to `ends`, in ns. They don't touch each other."""
 
     def __init__(self, begins: Sequence[int] | Whole = (), ends: Sequence[int] | Whole = ()) -> None:
         self.begins = np.asarray(begins, np.int64)
@@ -33,11 +33,11 @@ class Unrecorded:
         return len(self) > 0 and bool(self.ends[-1] >= FOREVER // 2)
 
     def shift(self, offset: int) -> Unrecorded:
-        """Return the same intervals on another clock."""
+        """Return these intervals on another clock."""
         return Unrecorded(self.begins + offset, self.ends + offset)
 
     def before(self, times: Whole) -> Whole:
-        """Return how many ns weren't recorded before each time."""
+        """Return how many ns weren't recorded before each of these times."""
         if not len(self):
             return np.zeros(len(times), np.int64)
         at = np.searchsorted(self.begins, times, side="right")
@@ -46,7 +46,9 @@ class Unrecorded:
         return found
 
     def within(self, begins: Whole, ends: Whole) -> Whole:
-        """Return how many ns between each of `begins` and its end weren't recorded; 0 if the end comes first."""
+        """Return, for each pair of `begins` and `ends`, how many ns between them weren't recorded. It's 0 if the end
+        comes first.
+        """
         if not len(self):
             return np.zeros(len(begins), np.int64)
         found: Whole = np.maximum(self.before(ends) - self.before(begins), 0)
@@ -58,12 +60,12 @@ class Unrecorded:
 
 
 def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecorded:
-    """Return the intervals in which recording was off; `changes` are times at which it was turned on or off.
+    """Return the intervals in which recording was off. `changes` are the times at which it was turned on or off.
 
-    If it was off at the end, it's off FOREVER.
+    If it was off at the end, the last interval ends at FOREVER.
     """
     ordered = sorted(changes)
-    # If the first change turned recording on, it was off before.
+    # if the first change turned it on, it must have been off before
     off_since = began if ordered and ordered[0][1] else None
     begins, ends = [], []
     for time, on in ordered:
@@ -81,7 +83,7 @@ def find_unrecorded(began: int, changes: Sequence[tuple[int, bool]]) -> Unrecord
 
 
 def unite(several: Sequence[Unrecorded]) -> Unrecorded:
-    """Return the intervals in which any of several processes didn't record."""
+    """Return the intervals in which at least one of several processes didn't record."""
     begins = np.concatenate([np.zeros(0, np.int64), *(one.begins for one in several)])
     ends = np.concatenate([np.zeros(0, np.int64), *(one.ends for one in several)])
     order = np.argsort(begins, kind="stable")

@@ -1,8 +1,10 @@
-"""Read which kernels and libraries were used: from GPT traces, text with a name per line, or a list in another format.
+"""Read which kernels and libraries were used: from traces, from text with a name per line, or from a list in another
+format.
 
-An incomplete trace must not be taken as proof that code is unused. A *truncated* trace (bytes missing, or a child's
-trace absent) is rejected. An *interrupted* one (all chunks complete, but no `end`, because the process was killed) is
-rejected for the root process, and causes a warning for its children. `allow_incomplete` turns both into warnings.
+An incomplete trace must not be taken as evidence that code is unused. A trace is *truncated* if bytes or the trace of a
+child are missing; such a trace is rejected. It's *interrupted* if all chunks are complete but there's no `end`, because
+the process was killed; such a trace is rejected if it belongs to the root process, and otherwise causes a warning. With
+`allow_incomplete`, both are only warnings.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str | None, int]
 MAX_TEXT = 1 << 30  # bytes of a list of names
-BOM = b"\xef\xbb\xbf"  # some editors put it before the text
+BOM = b"\xef\xbb\xbf"  # some editors write it at the beginning of text
 IN_MEMORY = "a module in memory"
 
 
 class Loaded(NamedTuple):
-    """A loaded file: size and build id if they're known, and whether it may hold GPU code."""
+    """A file that was loaded: its size and build id, if they're known, and whether it may contain GPU code."""
 
     size: int | None = None
     build_id: str | None = None
@@ -39,12 +41,14 @@ class Loaded(NamedTuple):
 class Used:
     """The union of what several runs used.
 
-    `names` are mangled kernel names, with the library that a trace saw the kernel come from, or None. `lists` are names
-    from lists, with the path of the list; these may be demangled.
-    `devices` are compute capabilities with what they run (`sass` or `ptx`). `whole` are images that may be needed
-    completely: (path of the file, build id of the file or None, offset of the image in it); `listed` are the images
-    among them whose kernels were enumerated. `images` are the digests of images loaded from memory, each with the
-    libraries whose code loaded it, or None if that isn't known. `loaded` are the loaded files, by path.
+    - `names` are mangled names of kernels, with the library that they came from according to a trace, or None. `lists`
+      are names from lists, with the path of the list; these may be demangled.
+    - `devices` are compute capabilities with what they run (`sass` or `ptx`).
+    - `whole` are images that may be needed completely: the path of the file, its build id or None, and the offset of
+      the image in it. `listed` are those among them whose kernels were enumerated.
+    - `images` are the digests of images loaded from memory, with the libraries whose code loaded each, or None if that
+      isn't known.
+    - `loaded` are the files that were loaded, by path.
     """
 
     names: dict[str, str | None] = field(default_factory=dict)
@@ -58,11 +62,13 @@ class Used:
 
 
 def read_used(paths: list[Path], allow_incomplete: bool) -> Used:
-    """Read the files and unite them. Raises GptError if one is incomplete, and MalformedError if one is malformed."""
+    """Read all files, and combine them. Raises GptError if one is incomplete, and MalformedError if one is
+    malformed.
+    """
     used = Used()
     for path in paths:
         with open(path, "rb") as file:
-            head = file.peek(1)[:3]  # no seek, as it may be a pipe
+            head = file.peek(1)[:3]  # peeks instead of seeking, because it may be a pipe
             if head >= b"\x80" and not head.startswith(BOM):
                 _read_traces(path, file, used, allow_incomplete, paths)
             else:
@@ -92,7 +98,9 @@ def _add_listed(names: list[str], libraries: list[str], used: Used) -> None:
 
 
 def _read_traces(root: Path, file: IO[bytes], used: Used, allow_incomplete: bool, given: list[Path]) -> None:
-    """Add a trace and the traces of its descendants. `file` is the trace, open because it may be a pipe."""
+    """Add a trace and the traces of its descendants. `file` is the trace; it's already open, because it may be a
+    pipe.
+    """
     from gpt.trace.follow import Follow
 
     def read(path: Path | None) -> Iterator[dict[str, Any]]:
@@ -118,7 +126,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
     try:
         for process in iter_processes(iter(trace), LOADS):
-            if process.header["tool"] == "gpt-extract":  # nothing in it counts as used
+            if process.header["tool"] == "gpt-extract":  # what it lists doesn't count as used
                 raise MalformedError("not a trace, but output of gpt-extract ('gpt-hook run' records one)", trace.name)
             if process.header.get("attached"):
                 fact = "its process ran before it was watched ('gpt-hook attach'): earlier use is unknown"
@@ -140,7 +148,7 @@ def _read_trace(trace: Trace, used: Used, allow_incomplete: bool) -> None:
 
 
 def _add_process(process: Process, used: Used) -> None:
-    """Add the images that a process loaded and the kernels that it looked up, with the files that contain them."""
+    """Add the images that a process loaded and the kernels that it looked up, and the files that contain them."""
     used.devices |= process.devices
     modules = dict(process.modules)
     for _, image in process.modules:

@@ -1,10 +1,10 @@
-// Asks stages on behalf of a program: through gpt-hook's supervisor if the environment names one, otherwise
-// through a pipeline of our own.
+// Asks stages for something on behalf of a program: through gpt-hook's supervisor if the environment names
+// one, otherwise by running a pipeline of its own.
 //
-// The supervisor must be this user's, because its answers are code that will run. A program that has changed
-// its user runs its own pipelines. While a client waits, it checks at intervals that the supervisor is alive:
-// a late answer alone may only mean that a kernel takes long. If a check goes unanswered (the supervisor may
-// have been stopped), the client doesn't ask that supervisor again.
+// The supervisor must belong to this user, because its answers are code that will run. A program that has
+// changed its user therefore runs its own pipelines. While a client waits, it regularly checks that the
+// supervisor is alive, because a late answer may only mean that a large kernel takes its time. If the
+// supervisor doesn't react to such a check (somebody may have stopped it), the client never asks it again.
 
 #include <errno.h>
 #include <pthread.h>
@@ -29,7 +29,7 @@ enum hope {
 static bool late; // the supervisor was silent once
 
 static enum hope reach(const char *name, int file) {
-    // connect blocks if the socket's queue is full
+    // connect() blocks while the socket's queue is full
     setsockopt(file, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = GPT_SILENCE},
                sizeof(struct timeval));
     if (gpt_connect(file, name))
@@ -52,7 +52,8 @@ static enum hope receive(int server, struct gpt_reply *reply, int files[GPT_FILE
             asked = 0;
         else if (got >= 0)
             return GONE;
-        // The supervisor closed the socket before reading our last message: the error comes before its reply.
+        // The supervisor closed the socket before it read our last message. In that case the error is
+        // reported before the reply can be read.
         else if (errno != ECONNRESET)
             return APART;
     }
@@ -107,7 +108,7 @@ static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *inpu
 
 // The answer
 
-// Add the place of the fault: the line in the image.
+// Append the location of the fault, which is a line of the image.
 static void say_where(struct value where, char *text, size_t room) {
     const char *at = (const char *)where.data, *end = at + where.number;
     *text = '\0';
@@ -122,7 +123,7 @@ static void say_where(struct value where, char *text, size_t room) {
         snprintf(text, room, "line %.*s: ", (int)(end - line - 1), line + 1);
 }
 
-// Copy bytes and appends a zero. Returns false if out of memory.
+// Copy bytes and append a zero. Returns false if memory runs out.
 static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
     gpt_empty(to);
     if (gpt_add(to, data, size) && gpt_add(to, "", 1)) {

@@ -1,33 +1,35 @@
-// Asking stages for code while a program runs: the hook for probed kernels, the simulated device for host
-// code.
+// The broker asks stages for code while a program runs: the hook needs kernels with probes, and the
+// simulated device needs host code.
 //
 // An image goes through a pipeline as a `module` record, and the results come back as records. gpt-hook
-// starts a supervisor, which starts pipelines on first use and keeps them: each answers one request after
-// another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request runs its own pipeline.
+// starts a supervisor, which starts pipelines when they're first needed and keeps them. Each pipeline
+// answers one request after another, as gpt-stream(5) describes for `sync`. Without gpt-hook, each request
+// runs a pipeline of its own.
 //
-//   ask.c           what a program does: the request, whom it is sent to, what the answer says
-//   request.c       the same for a program that doesn't wait for the answer
-//   run_pipeline.c  a pipeline of the program's own, for one request
-//   pipeline.c      the kinds of pipelines, and how one begins
-//   records.c       the records of requests and answers
-//   fd_passing.c    messages between a client and the supervisor, with descriptors
-//   peers.c         which processes the two trust
-//   folder.c        the private folder with the supervisor's socket
-//   registry.c      pipelines that weave probes, by their digests
-//   daemonize.c     a helper process of gpt-hook's
-//   supervisor.c    the broker's supervisor: its socket, its clients, and which one is next
-//   worker.c        a pipeline that it keeps
+//     ask.c           the program's side: sends the request and reads the answer
+//     request.c       the same for a program that doesn't wait for the answer
+//     run_pipeline.c  runs a pipeline inside the program, for one request
+//     pipeline.c      the kinds of pipelines, and how to start one
+//     records.c       the records of requests and answers
+//     fd_passing.c    messages, with descriptors, between a client and the supervisor
+//     peers.c         checks which process is at the other end of a socket, and whether to trust it
+//     folder.c        the private folder that contains the supervisor's socket
+//     registry.c      the pipelines that add probes, each known by its digest
+//     daemonize.c     starts a helper process of gpt-hook
+//     supervisor.c    the supervisor: its socket, its clients, and the order in which it serves them
+//     worker.c        a pipeline that the supervisor keeps running
 //
-// A client connects for each request. Between requests nothing stays open that a program could close or a
-// child inherit. The client sends a question and a file with the records; the reply comes with a file of the
-// answer's records, if there is an answer. A large image isn't in the records, but in a separate file or one
-// of the program's, which is sent with the question. The supervisor keeps it open until it answers, and the
-// stages open it through the supervisor's folder in /proc, so they get the same file even if it's renamed.
+// A client makes a new connection for each request. Between requests nothing stays open that a program
+// could close or a child could inherit. The client sends a question and a file with records. The reply
+// comes with another file, which contains the records of the answer if there is one. A large image isn't
+// part of the records but in a file of its own, or in one of the program's files, which is sent along with
+// the question. The supervisor keeps that file open until it answers. The stages open it through the
+// supervisor's folder in /proc, so they get the same file even if it has been renamed.
 //
-// A client only sends data: it names no command and no file. It refers to a pipeline that weaves probes by a
-// digest; the supervisor got that pipeline earlier, at its start or from gpt-hook ctl. So a process in a
-// sandbox can't make anything run outside it. A process with another root directory, or in another user,
-// mount or network namespace, is refused altogether.
+// A client sends only data, never a command or the name of a file. It refers to a pipeline that adds probes
+// by a digest. The supervisor got that pipeline earlier, when it started or from gpt-hook ctl. So a process
+// in a sandbox can't make anything run outside the sandbox. A process that has another root directory, or
+// is in another user, mount or network namespace, is rejected.
 
 #ifndef GPT_BROKER_H
 #define GPT_BROKER_H
@@ -40,8 +42,8 @@
 
 #include "unpack.h"
 
-// Seconds to wait for an answer (a little more than gpt-asm gives a compiler), to keep an idle pipeline, and
-// to wait for a sign of life from the supervisor.
+// In seconds: how long to wait for an answer (a little longer than gpt-asm waits for a compiler), how long to
+// keep an idle pipeline, and how long the supervisor may take to show that it's alive.
 #ifndef GPT_PATIENCE
 #define GPT_PATIENCE 660
 #define GPT_LEISURE 60
@@ -55,8 +57,8 @@
 #define GPT_SOCKET "socket"
 
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
-// Statuses: a stage lacks a tool; the supervisor rejects the question; the pipeline can't run now; the
-// pipeline was killed.
+// Statuses: a stage lacks a tool, the supervisor rejects the question, the pipeline can't run at the moment,
+// the pipeline was killed.
 enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
@@ -85,8 +87,9 @@ struct gpt_asked {         // a request
 #define GPT_WANT_OUTLINE "outline" // that, and what it declares
 #define GPT_WANT_LOAD "load"       // what it declares; and the code of its only kernel, or a check of all
 
-// The records that a pipeline reads: header, request, a `sync` that comes back, end. They return false if a
-// record gets too large. The process that has a request's file open adds its path.
+// The records that a pipeline reads: a header, a request, a `sync` that the pipeline returns, and an end.
+// These functions return false if a record would become too large. If the request refers to a file, the
+// process that has the file open adds its path.
 bool gpt_add_header(struct gpt_bytes *bytes);
 bool gpt_add_end(struct gpt_bytes *bytes);
 bool gpt_add_module(struct gpt_bytes *bytes, const struct gpt_asked *asked);
@@ -94,7 +97,7 @@ bool gpt_add_path(struct gpt_bytes *bytes, size_t start,
                   const char *path); // adds it to the request that begins there
 bool gpt_add_sync(struct gpt_bytes *bytes, uint64_t number);
 
-// A record of an answer. Missing keys have type ELSE.
+// A record of an answer. A key that is missing has type ELSE.
 struct gpt_record {
     struct value kind, id, data, level, where, text;
 };
@@ -110,27 +113,28 @@ enum gpt_pipeline {
 };
 
 extern const struct gpt_line {
-    // The text that the shell runs. $1 and so on are gpt_stages, then the architecture and the pipeline that
-    // weaves probes. When the last stage ends, the shell writes its status to standard error and ends the
-    // other stages.
+    // The text of the shell command. $1 and so on are the paths of gpt_stages, followed by the architecture
+    // and the pipeline that adds probes. When the last stage ends, the shell writes that stage's status to
+    // standard error and ends the other stages.
     const char *text;
 } gpt_lines[GPT_PIPELINES];
 
 enum { GPT_STAGES = 2, GPT_WORDS = GPT_STAGES + 7 };
 extern const char *const gpt_stages[GPT_STAGES]; // their names
 
-// Make the words of a shell command that runs a pipeline with the stages at these paths.
+// Make the words of a shell command that runs a pipeline whose stages have these paths.
 void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], const char *arch,
                     const char *probe, char *words[GPT_WORDS]);
 
-// Read (the end of) a pipeline's standard error: returns the status in the last line, or GPT_NO_STATUS, and
-// the line before it.
+// Read what a pipeline has written to standard error, or the end of it. Returns the status in the last line,
+// or GPT_NO_STATUS, and the line before that.
 int gpt_read_errors(const char *said, size_t size, char *line, size_t room);
 
-// Return the environment without variables that would load libraries into stages or watch them. Free it.
+// Return a copy of the environment without variables that would load libraries into stages or trace them. The
+// caller frees it.
 char **gpt_make_environment(void);
 
-// A pipeline to start.
+// Everything needed to start a pipeline.
 struct gpt_plan {
     char **words, **environment; // the shell's
     int input, output, errors;
@@ -148,8 +152,8 @@ struct gpt_outcome {
     int status;               // exit status of a pipeline that has ended
 };
 
-// Ask GPT_HOST about an image in memory. The outcome has a fault if nothing was made. If the supervisor
-// doesn't answer for any reason, we run a pipeline of our own.
+// Ask GPT_HOST about an image in memory. If nothing was made, the outcome contains a fault. If the supervisor
+// doesn't answer, for whatever reason, this runs a pipeline of its own.
 void gpt_ask(const struct gpt_asked *asked, struct gpt_outcome *outcome);
 
 // request.c
@@ -164,15 +168,16 @@ enum gpt_call_state { GPT_CALL_WAITS, GPT_CALL_DONE, GPT_CALL_FAILED };
 struct gpt_question;
 struct gpt_reply;
 
-// Why something isn't served: a code from gpt/stream/reasons.py, and a detail; both texts stay valid.
+// The reason why a request isn't served: a code from gpt/stream/reasons.py, and a detail. Both texts stay
+// valid.
 struct gpt_fault {
     const char *code, *detail; // no code: it is served
 };
 #define GPT_FAULT(code, detail) ((struct gpt_fault){#code, detail})
 #define GPT_SERVED ((struct gpt_fault){NULL, ""})
 
-// Start a call. Returns why the question can't be asked. `image` is the file that the request is about, or -1
-// if the request contains the image; it still belongs to the caller.
+// Start a call. Returns a fault if the question can't be asked. `image` is the file that the request is
+// about, or -1 if the request contains the image; closing the file is left to the caller.
 struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *question,
                            const struct gpt_bytes *input, int image);
 void gpt_cancel(struct gpt_call *call); // nobody waits for the answer any more
@@ -182,14 +187,14 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
 
 // run_pipeline.c
 
-// Run a pipeline over an input. The answer gets its status and, if that isn't 0, its last message.
+// Run a pipeline with this input. The answer contains its status and, if that isn't 0, its last message.
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 
 // fd_passing.c
 
-// Like write, but if the file would get too large, the SIGXFSZ that the kernel sends with the error is hidden
-// from the program.
+// Like write(), except that the program doesn't get the SIGXFSZ that the kernel sends, along with the error,
+// if the file would become too large.
 ssize_t gpt_write_quietly(int file, const void *data, size_t size);
 int gpt_set_aside(int file); // moves it to a number above the program's own files
 int gpt_make_file(const void *data,
@@ -206,8 +211,9 @@ enum { GPT_ARCH_BYTES = 16 };
 enum { GPT_MOST_TEXT = 64 << 10 }; // bytes of a pipeline's text
 enum { GPT_DIGEST_BYTES = 65 };
 
-// A question and its pipeline. GPT_REGISTER isn't a question: the zero-terminated text of a pipeline follows.
-// The supervisor keeps it, and later questions refer to it by its digest.
+// A question, and which pipeline should answer it. GPT_REGISTER is different: it's followed by the text of a
+// pipeline, which ends with a zero. The supervisor keeps that text, and later questions refer to it by its
+// digest.
 struct gpt_question {
     uint32_t pipeline;
     char arch[GPT_ARCH_BYTES];     // for GPT_PROBE: sm_90, or host
@@ -238,18 +244,19 @@ void gpt_hang_up(int socket);           // closes a socket with SO_PASSCRED, dis
 
 // peers.c
 
-// Return the folder of the supervisor's socket, or an empty string if there's none. It's read only once,
-// because programs change their environment, even in other threads.
+// Return the folder that contains the supervisor's socket, or an empty string if there's no supervisor. The
+// variable is read only once, because programs change their environment, possibly while other threads read
+// it.
 const char *gpt_find_broker(void);
 
-// Return true if a user id from the kernel is the intended one. In a user namespace, all users without a
-// mapping share one id, so that id never matches.
+// Return whether a user id that the kernel reported means this user. In a user namespace, all users without a
+// mapping share one id, so this is false for that id.
 bool gpt_is_user(uid_t user, uid_t meant);
 bool gpt_owns_folder(int folder, uid_t owner); // true if the folder is this user's and closed to all others
 
-// Connect a socket to the supervisor whose folder this is. Returns why that fails, with errno set: EACCES if
-// the process there isn't trusted. The supervisor's answers are code that will run, so both the folder and
-// the socket must be `owner`'s, and no sandboxed process may have made them.
+// Connect a socket to the supervisor whose folder this is. Returns a fault if that fails, with errno set to
+// EACCES if the process there isn't trusted. Answers of the supervisor are code that will run. So both the
+// folder and the socket must belong to `owner`, and they mustn't have been made by a process in a sandbox.
 struct gpt_fault gpt_reach(int file, const char *name, uid_t owner);
 bool gpt_connect(int file, const char *name); // the same for this user's folder
 
@@ -259,22 +266,23 @@ enum gpt_wish {
     GPT_WISH_ORDER,    // gpt-hook ctl: recording on or off, which of the known pipelines
 };
 
-// Look at the process that connected a socket and sent a message over it. Returns NULL, or why we refuse it,
-// as "a process of another user".
+// Check the process that connected a socket and sent a message over it. Returns NULL if it's accepted, and
+// otherwise a phrase that says why not, such as "a process of another user".
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish);
 
-// Check only the user, before a message has arrived.
+// Check only its user, which is possible before a message has arrived.
 const char *gpt_refuse_user(int socket, enum gpt_wish wish);
 
 // folder.c
 
-// Make the beginning of a folder's name, KIND.BOOT.; mkdtemp makes the rest.
+// Make the beginning of a folder's name, KIND.BOOT.; mkdtemp adds the rest.
 void gpt_make_prefix(const char *kind, char prefix[64]);
-// Empty and remove our folders with such a name that is_stale says nobody uses any more.
+// Find our folders whose names begin with `prefix`, and remove those for which is_stale says that nobody uses
+// them any more.
 void gpt_remove_stale(const char *parent, const char *prefix, bool (*is_stale)(int), void (*empty)(int));
 
-// Make a private folder for the supervisor's socket, and remove folders whose supervisor was killed.
-// Returns a descriptor that keeps it locked, or -1.
+// Make a private folder for the supervisor's socket, and remove folders of supervisors that were killed.
+// Returns a descriptor that keeps the folder locked, or -1.
 int gpt_make_folder(char path[PATH_MAX]);
 int gpt_listen(int folder); // returns a socket with SO_PASSCRED, or -1
 void gpt_remove_folder(int folder, const char *path);
@@ -286,9 +294,9 @@ const char *gpt_add_pipeline(const char *digest, const char *text); // NULL, or 
 
 // supervisor.c
 
-// Start the supervisor and set GPT_HOOK_BROKER; if that fails, the variable stays unset. The paths of the
-// stages are kept. `probe` is the pipeline that weaves probes, or NULL, and `digest` its name in questions.
-// `controlled` says that gpt-hook ctl may name other pipelines.
+// Start the supervisor and set GPT_HOOK_BROKER. If that fails, the variable stays unset. The supervisor keeps
+// the paths of the stages. `probe` is the pipeline that adds probes, or NULL, and `digest` is its name in
+// questions. If `controlled` is set, gpt-hook ctl may add other pipelines later.
 void gpt_start_broker(char *const paths[GPT_STAGES], const char *digest, const char *probe, bool controlled);
 
 #endif

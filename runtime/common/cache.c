@@ -94,8 +94,8 @@ static int by_use(const void *one, const void *other) {
     return (a.tv_nsec > b.tv_nsec) - (a.tv_nsec < b.tv_nsec);
 }
 
-// If the folder is too large, delete the least recently used files and abandoned unfinished ones. Returns the
-// bytes left.
+// If the folder is too large, delete the least recently used files, along with temporary files that were
+// abandoned. Returns how many bytes are left in use.
 static off_t shrink(int folder, off_t limit) {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *entries = copy >= 0 ? fdopendir(copy) : NULL;

@@ -1,11 +1,12 @@
 // The protocol between gpt-hook ctl and a process under gpt-hook. The process listens on an abstract Unix
-// socket, whose name has its process id and a number from the run's environment. Each end checks who owns the
-// other, since anybody can take such a name. A message is an order followed by zero-terminated texts; the
-// answer is the resulting state.
+// socket, whose name contains the process id and a number from the run's environment. Since anybody can use
+// such a name, each side checks which user the other one belongs to. A message is an order followed by
+// texts, each of which ends with a zero. The answer is the state that results.
 //
-// An order to change probes names its pipeline only by digest. gpt-hook ctl first passes the text to the
-// run's supervisor, in the folder that the process names. Otherwise a sandboxed child of the program, which
-// can reach this socket, could say what the supervisor runs.
+// An order to change probes contains only the digest of a pipeline. Before sending it, gpt-hook ctl gives
+// the text of the pipeline to the run's supervisor, through the folder that the process names. If the order
+// contained the text, a child of the program in a sandbox, which can reach this socket, could decide what
+// the supervisor runs.
 
 #ifndef GPT_CONTROL_H
 #define GPT_CONTROL_H

@@ -34,7 +34,7 @@ bool gpt_start_apart(void (*work)(pid_t root, int root_file)) {
         _exit(0);
     }
     close(root_file);
-    // If SIGCHLD is ignored, waitpid fails once the child has ended.
+    // If SIGCHLD is ignored, waitpid() fails after the child has ended.
     return middle > 0 && (waitpid(middle, NULL, 0) == middle || errno == ECHILD);
 }
 

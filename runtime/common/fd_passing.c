@@ -1,4 +1,4 @@
-// Messages and files between clients and the supervisor.
+// Sends and receives messages and files between clients and the supervisor.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -78,10 +78,10 @@ bool gpt_send(int socket, const void *data, size_t size, const int files[GPT_FIL
     return sent == (ssize_t)size;
 }
 
-// A hostile process may have sent these descriptors; we learn who the sender was only after receiving them.
-// Closing one can take as long as the sender likes: a socket with SO_LINGER waits for its data to go out, and
-// a FUSE server is asked to flush its file. The number is free at once, so a separate thread closes each one
-// that isn't an in-memory file.
+// A hostile process may have sent these descriptors, since we learn the sender only by receiving a message.
+// Closing such a file can take as long as its sender likes: a socket with SO_LINGER waits until its data has
+// been sent, and a FUSE server is asked to flush its file. The number of the descriptor is free at once,
+// however. So any file that isn't in memory is closed by a separate thread.
 
 enum { MOST_SLOW = 64 };
 static int slow; // threads in close_slowly
@@ -132,8 +132,8 @@ void gpt_hang_up(int socket) {
     char byte;
     pid_t sender;
     shutdown(socket, SHUT_RD);
-    // Messages that haven't been read may have descriptors. They have a sender, too; without one, the queue
-    // is empty.
+    // Unread messages may contain descriptors. Each message has a sender; once no sender is set, the queue is
+    // empty.
     while (sender = 0, gpt_receive(socket, &byte, sizeof(byte), files, &sender) >= 0 && sender)
         gpt_discard(files);
     close(socket);

@@ -13,20 +13,22 @@ enum { GPT_PART_BYTES = 43 };
 // Returns -1 with errno set; EEXIST means that the name is taken, even by a link.
 int gpt_create(int folder, const char *name, int access, mode_t mode);
 
-// Do the same for a file that's renamed once it's complete. Its temporary name, .gpt-RANDOM.part, can't be
-// predicted.
+// Do the same for a file that will be renamed once it's complete. It gets a temporary name that can't be
+// predicted, .gpt-RANDOM.part.
 int gpt_create_part(int folder, char name[GPT_PART_BYTES], mode_t mode);
 bool gpt_is_part(const char *name);
 
 // Return the absolute folder in TMPDIR, or /tmp. An empty or relative TMPDIR doesn't count.
 const char *gpt_temporary_parent(void);
 
-// Make a folder named PREFIX and six characters in `parent`, closed to all others, and return it open, or -1
-// with errno set. Users who may rename files in `parent` could replace it with another folder, so the open
-// one isn't accepted unless it's this user's, closed to all others, and empty. Access files only through it.
+// Make a folder in `parent` whose name is `prefix` followed by six characters, and to which no other user has
+// access. Returns a descriptor of the folder, or -1 with errno set. Other users who may rename files in
+// `parent` could put another folder in its place. So this fails unless the folder that was opened belongs to
+// this user, is closed to all others, and is empty. Access files in it only through the descriptor.
 int gpt_make_temporary(const char *parent, const char *prefix, char path[PATH_MAX]);
 
-// Open a folder that gpt_make_temporary made, or return -1 with errno set if its name is another's by now.
+// Open a folder that gpt_make_temporary made. Returns -1 with errno set if that fails, or if the name belongs
+// to somebody else's folder by now.
 int gpt_open_temporary(const char *path);
 
 // Return whether the name is a regular file (not a link) owned by this user. `status` may be NULL.

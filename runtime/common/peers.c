@@ -59,7 +59,8 @@ static int compare_places(pid_t pid) {
     return found;
 }
 
-// Return a number from the status of a process (this thread for 0), or 0 if it's missing.
+// Return a number from the status of a process (0 stands for the calling thread), or 0 if that line is
+// missing.
 static long read_status(pid_t pid, const char *name) {
     char path[64], line[256];
     long value = 0;
@@ -95,8 +96,8 @@ static const char *look_at(pid_t pid, bool is_root, enum gpt_wish wish) {
                : NULL;
 }
 
-// Return why a user is refused, or NULL. Sets `is_root` for a root process that acts for another user's
-// program.
+// Return the reason to reject a process because of its user, or NULL. Sets `is_root` if it's a process of
+// root that acts for a program of another user.
 static const char *refuse_user(int socket, enum gpt_wish wish, struct ucred *peer, bool *is_root) {
     socklen_t size = sizeof(*peer);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size))
@@ -111,8 +112,9 @@ const char *gpt_refuse_user(int socket, enum gpt_wish wish) {
     return refuse_user(socket, wish, &peer, &is_root);
 }
 
-// The kernel says who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). It must be the same
-// process, and still exist after the checks, so that its pid can't have been reused meanwhile.
+// The kernel reports who connected (SO_PEERCRED) and who sent the message (SCM_CREDENTIALS). Both must be the
+// same process. It must also still exist after the checks, since otherwise its pid may have been reused in
+// the meantime.
 const char *gpt_refuse_peer(int socket, pid_t sender, enum gpt_wish wish) {
     struct ucred peer;
     bool is_root;
@@ -187,7 +189,8 @@ struct gpt_fault gpt_reach(int file, const char *name, uid_t owner) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int status = -1, folder = *name == '/' ? gpt_set_aside(open_without_links(name)) : -1;
     if (folder >= 0 && gpt_owns_folder(folder, owner)) {
-        // Not by name, because that may be too long for an address, or lead elsewhere by now.
+        // Connect through the open folder and not by its name, which may be too long for an address, or refer
+        // to another folder by now.
         snprintf(address.sun_path, sizeof(address.sun_path), "/proc/thread-self/fd/%d/" GPT_SOCKET, folder);
         while ((status = connect(file, (void *)&address, sizeof(address))) && errno == EINTR)
             continue;

@@ -60,7 +60,7 @@ static bool distrust(struct walk *walk, const char *format, unsigned number) {
 static bool judge(struct walk *walk, bool own) {
     uid_t owner = walk->status.st_uid;
     if (own ? !gpt_is_user(owner, geteuid()) : !is_trusted(owner)) {
-        // In a user namespace without a mapping, every file seems to be this user's.
+        // In a user namespace without a mapping, every file seems to belong to this user.
         bool anybody = owner == geteuid();
         return distrust(walk, anybody ? "belongs to user %u, who may be anybody" : "belongs to user %u",
                         owner);
@@ -137,7 +137,7 @@ static bool step(struct walk *walk, const char *word, bool own) {
     return good;
 }
 
-// No links are followed for the last words; earlier ones may lead anywhere trustworthy.
+// The last words of a path mustn't be links; earlier words may be links to any trusted folder.
 static bool walk_to(struct walk *walk, const char *path) {
     char word[NAME_MAX + 2];
     const char *own = path + strlen(path);

@@ -1,4 +1,4 @@
-// Folders that only this user or root can have filled.
+// Opens folders whose contents can only come from this user or root.
 
 #ifndef GPT_PRIVATE_H
 #define GPT_PRIVATE_H
@@ -8,17 +8,18 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-// Why a folder isn't used. `reason` is empty if nobody is at fault: it doesn't exist, or can't be made.
+// The reason why a folder isn't used. `reason` is empty if this is no security problem: the folder doesn't
+// exist, or can't be made.
 struct gpt_distrust {
     char where[PATH_MAX];
     char reason[128];
 };
 
-// Open the folder `path`, which is absolute, for reading. With `make`, missing folders on the path are made
-// with mode 0700. Returns -1 if that fails, or if the folder can't be trusted.
+// Open the folder with this absolute path for reading. If `make` is set, missing folders on the path are
+// made, with mode 0700. Returns -1 if that fails, or if the folder can't be trusted.
 int gpt_open_private(const char *path, bool make, struct gpt_distrust *why);
 
-// Return whether an open file has this type, belongs to this user, and is writable by nobody else.
+// Return whether an open file has this type, belongs to this user, and can't be written by anybody else.
 bool gpt_is_private(int file, mode_t type);
 
 #endif

@@ -1,8 +1,9 @@
-// The pipelines that weave probes, by digest: the supervisor's own, from its start, and any that gpt-hook ctl
-// passes to it later. They're kept until it ends, because a process may ask for any of them again. Digests
-// aren't verified: they cover the versions and probe files too, which aren't here. A wrong digest gains
-// nothing, because a process that can register a text can have any text run anyway, and can write to the same
-// user's cache. The first text for a digest is kept; a different one is rejected.
+// The pipelines that add probes, each stored under its digest: the supervisor's first pipeline, and any
+// that gpt-hook ctl adds later. They're kept until the supervisor ends, because a process may ask for any
+// of them again. Digests aren't verified here, since they also cover versions and probe files, which the
+// supervisor doesn't have. There's nothing to gain from a wrong digest: a process that can register a text
+// can have any text run anyway, and it can write to the cache of the same user. If a digest is registered a
+// second time with another text, the second one is rejected.
 
 #include <errno.h>
 #include <stdio.h>

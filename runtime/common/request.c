@@ -1,4 +1,5 @@
-// Asks the supervisor without waiting for the answer. The hook does this so that the program can continue.
+// Asks the supervisor without waiting for the answer, which lets the program under the hook continue in the
+// meantime.
 
 #include <errno.h>
 #include <stdio.h>
@@ -32,7 +33,8 @@ struct gpt_fault gpt_begin(struct gpt_call *call, const struct gpt_question *que
     return fault;
 }
 
-// Return whether the descriptor is still our socket: programs close descriptors that they didn't open.
+// Return whether the descriptor is still our socket. Programs sometimes close descriptors that they didn't
+// open.
 static bool is_ours_still(const struct gpt_call *call) {
     struct stat status;
     return !fstat(call->socket, &status) && S_ISSOCK(status.st_mode) && status.st_ino == call->inode;

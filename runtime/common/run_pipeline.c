@@ -1,7 +1,8 @@
-// Runs a pipeline from within the program, for one request, without the program noticing. It must not be the
-// program's child, since programs wait for their children. So a first child starts the pipeline and exits.
-// Its exit sends no signal, so only a wait that asks for it explicitly, like ours, sees it. The pipeline has
-// its own session, and none of the program's descriptors, signal handlers or preloaded libraries.
+// Runs a pipeline for one request inside the program, without the program noticing. The pipeline can't be a
+// child of the program, because programs wait for their children. So a first child starts the pipeline and
+// exits. This exit sends no signal, and only a wait that explicitly asks for such children, as ours does,
+// returns it. The pipeline has its own session, and none of the program's descriptors, signal handlers or
+// preloaded libraries.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -57,7 +58,8 @@ static pid_t start(const struct gpt_plan *plan) {
     return start.shell;
 }
 
-// Find a stage: relative to the library, as in a checkout or an installation, otherwise in PATH.
+// Find a stage. It's first looked for relative to the library, where it is in a checkout or an installation,
+// and then in PATH.
 static void find_stage(const char *name, char path[PATH_MAX]) {
     static const char *const places[] = {"../../../bin", "../../../../../../bin", "../../../../../bin"};
     Dl_info info;

@@ -1,8 +1,8 @@
-// Reports how -k, --filter, --launch-skip and the like affected a run. An option that leaves no launch looks
-// like a probe that saw nothing, so the report says which kernels there were.
+// Reports the effect of -k, --filter, --launch-skip and similar options on a run. If an option excludes all
+// launches, the probes find nothing, so the report lists the kernels that could have been chosen.
 //
-// Names come from the traces of all processes in the run, so an option is blamed only if no process looked up
-// a kernel that it chooses. Names are kept once each, at most MOST_NAMES of them.
+// Names come from the traces of all processes in the run. An option is blamed only if no process looked up
+// a kernel that it chooses. At most MOST_NAMES different names are kept.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -55,7 +55,7 @@ bool gpt_is_selecting(void) { return asked.probes; }
 
 bool gpt_is_choosing(void) { return asked.kernels || asked.filter; }
 
-// Once the table is full, all names count as known. Messages show only the first few anyway.
+// When the table is full, treat all names as known. Messages contain only the first few names anyway.
 static bool is_new(const char *name, size_t size) {
     uint64_t hash = 1469598103934665603u;
     for (size_t i = 0; i < size; i++)
@@ -82,7 +82,7 @@ static void add(struct list *list, const char *name, size_t size) {
     list->count++;
 }
 
-// Visit each part of -k; returns false once there are no more.
+// Find the next part of -k, or return false if there are no more.
 static bool next_part(const char **at, size_t *size) {
     *at += strspn(*at, ":");
     *size = strcspn(*at, ":");
@@ -123,7 +123,7 @@ static void say(const char *fact, const struct list *list) {
     gpt_write_line(line);
 }
 
-// Report the parts of -k that no kernel's name contains.
+// Report parts of -k that aren't in any kernel's name.
 static void say_unused_parts(void) {
     char unused[512] = "", fact[1024];
     size_t length, part = 0;

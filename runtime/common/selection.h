@@ -1,4 +1,5 @@
-// How -k, --filter, --launch-skip and the like affected a run, for the report at its end.
+// The effect of -k, --filter, --launch-skip and similar options on a run, which is reported when the run
+// ends.
 
 #ifndef GPT_SELECTION_H
 #define GPT_SELECTION_H
@@ -15,8 +16,8 @@ bool gpt_is_choosing(void);  // true if -k or --filter was given
 bool gpt_is_selecting(void); // the run was started with probes
 void gpt_add_kernel(const char *name, size_t size);
 
-// Report names that matched nothing; for a live stream, that's all we know. The second function also gets
-// counts of launches, of which --launch-skip and the like left out `left_out`.
+// Report names that matched nothing, which is all we can report about a live stream. The second function also
+// gets the numbers of launches; --launch-skip and similar options left out `left_out` of them.
 void gpt_say_names(void);
 void gpt_say_selection(uint64_t launches, uint64_t probed, uint64_t unprobed, uint64_t left_out);
 

@@ -1,7 +1,8 @@
-// The broker's helper process. It sleeps until somebody asks, gives each request to a free pipeline, or a new
-// one, and passes on the answer. A request whose pipeline is killed is given to another one, once. It ends
-// when nobody is left to ask: the command has ended, and so have all processes started with the socket's
-// folder in their environment. Orphans of pipelines become its children, so nothing outlives it.
+// The supervisor, which is a helper process of gpt-hook. It sleeps until somebody asks, passes each request
+// to an idle pipeline or to a new one, and returns the answer. If a pipeline is killed, its request goes to
+// another one, but only once. The supervisor ends when nobody is left who could ask: the command has ended,
+// and so have all processes that have the socket's folder in their environment. Orphans of pipelines become
+// children of the supervisor, so no process outlives it.
 
 #include <ctype.h>
 #include <errno.h>
@@ -82,7 +83,8 @@ static void reply(struct client *client, int status, struct gpt_fault fault, con
     drop(client);
 }
 
-// Find the client that has been silent longest, or NULL. A sandboxed process may have connected too.
+// Find the client that has been silent for the longest time, or NULL. It may be a process in a sandbox, which
+// can connect too.
 static struct client *find_silent(void) {
     struct client *found = NULL;
     EACH_CLIENT(client)
@@ -117,7 +119,7 @@ static bool is_arch(const char *arch) {
     return !*arch;
 }
 
-// Take a question. Returns why it can't be answered.
+// Accept a question, or return the reason why it can't be answered.
 static struct gpt_fault take(struct client *client, const struct gpt_question *question) {
     client->which = question->pipeline;
     memcpy(client->arch, question->arch, sizeof(client->arch));
@@ -130,9 +132,9 @@ static struct gpt_fault take(struct client *client, const struct gpt_question *q
     return GPT_SERVED;
 }
 
-// Handle a client that has sent its question, asks whether we're alive, or has left. A result for a client
-// that has left goes to gpt-asm's cache. The sender is only checked now, because it may have entered a
-// sandbox since it connected.
+// Handle a client that has sent its question, checks that we're alive, or has disconnected. If it
+// disconnects, the result still goes to gpt-asm's cache. The sender is checked only now and not when it
+// connects, because it may have entered a sandbox in between.
 static void hear(struct client *client) {
     static struct {
         struct gpt_question question;
@@ -188,7 +190,7 @@ static void answer(struct worker *worker) {
     worker_rest(worker);
 }
 
-// Handle a worker that ended, wrote something other than a stream, or doesn't answer.
+// Give up a worker that has ended, that wrote something other than a stream, or that doesn't answer.
 static void give_up(struct worker *worker, bool late) {
     struct client *client = find_client(worker);
     char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
@@ -213,8 +215,8 @@ static bool is_for(const struct worker *worker, const struct client *client) {
     return !strcmp(worker->arch, client->arch) && worker->probe == client->probe;
 }
 
-// Find a free worker for the request, or start one, if necessary in place of one for another pipeline.
-// Returns NULL if all are busy, or with errno set if none can be started.
+// Find an idle worker for the request, or start one, in place of a worker for another pipeline if there are
+// too many. Returns NULL if all are busy, or with errno set if starting one fails.
 static struct worker *find_worker(const struct client *client) {
     struct worker *room = NULL, *other = NULL, *first = workers[client->which];
     for (struct worker *worker = first; worker < first + most_workers; worker++)
@@ -236,7 +238,7 @@ static struct worker *find_worker(const struct client *client) {
     return room;
 }
 
-// Give requests to workers, in order.
+// Assign requests to workers, in the order in which they came.
 static void serve(void) {
     bool full[GPT_PIPELINES] = {false};
     for (;;) {
@@ -276,7 +278,8 @@ static void reap(int children) {
 
 // The loop
 
-// End workers that take too long or aren't needed. Returns the ms until the next check, -1 for never.
+// End workers that take too long or that nobody needs. Returns the number of milliseconds until the next
+// check, or -1 if none is needed.
 static int look_at_clock(void) {
     uint64_t now = gpt_now(), next = UINT64_MAX;
     EACH_WORKER(worker) {
@@ -292,7 +295,8 @@ static int look_at_clock(void) {
     return next == UINT64_MAX ? -1 : (int)(next - now);
 }
 
-// Kill processes that didn't end when asked to, or weren't asked because they have their own session.
+// Kill processes that were asked to end but didn't, or that couldn't be asked because they have a session of
+// their own.
 static void kill_rest(void) {
     FILE *file = fopen("/proc/thread-self/children", "re");
     for (int pid; file && fscanf(file, "%d", &pid) == 1;)

@@ -1,4 +1,4 @@
-// Recognize programs that can't be watched by preloading a library.
+// Recognizes programs that can't be watched by preloading a library.
 
 #include <fcntl.h>
 #include <string.h>
@@ -40,8 +40,9 @@ static const char *check_elf(int file) {
     return "a statically linked program";
 }
 
-// The dynamic linker ignores LD_PRELOAD if the kernel sets AT_SECURE: when the effective user or group isn't
-// the real one, whether because of the file or of the caller, or when the program gets more capabilities.
+// The dynamic linker ignores LD_PRELOAD if the kernel sets AT_SECURE. It does so if the effective user or
+// group differs from the real one, either because of the program's file or because of its caller, and if the
+// program gains capabilities.
 static const char *check_rights(int file, const struct stat *status) {
     struct statvfs system;
     bool gives =

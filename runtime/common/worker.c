@@ -48,8 +48,8 @@ bool worker_start(struct worker *worker, char **words) {
     return worker->begun;
 }
 
-// Return whether a request has only the keys that ours have. A path in it would be opened on behalf of a
-// client who may not be allowed to.
+// Return whether a request contains only keys that our own requests have. If it contained a path, a file
+// would be opened on behalf of a client that may not be allowed to open it.
 static bool are_keys_known(struct cursor cursor) {
     static const char *const known[] = {"kind", "id",   "type",      "offset", "size", "data",
                                         "only", "arch", "registers", "want",   "of"};
@@ -65,7 +65,8 @@ static bool are_keys_known(struct cursor cursor) {
     return true;
 }
 
-// Return whether these bytes are exactly one request. Anything else would mix up answers.
+// Return whether these bytes are exactly one request. If they contained more or less, later answers would go
+// to the wrong clients.
 static bool is_request(const char *data, size_t size) {
     struct cursor start = {(const unsigned char *)data, (const unsigned char *)data + size, false};
     struct cursor cursor = start;
@@ -73,8 +74,8 @@ static bool is_request(const char *data, size_t size) {
     return !cursor.bad && cursor.at == cursor.end && is(record.kind, "module") && are_keys_known(start);
 }
 
-// Return whether a client that has this file open may read it: the stages open it again, with the rights of
-// this user.
+// Return whether a client that has this file open may read it. This matters because the stages open it again,
+// with the permissions of the user.
 static bool is_readable(int file) {
     struct stat status;
     int flags = fcntl(file, F_GETFL);
@@ -119,9 +120,9 @@ void worker_send(struct worker *worker) {
         gpt_empty(&worker->input), worker->sent = 0;
 }
 
-// A stage ends when it writes a mark to a stage that has ended. So marks end the stages before a dead one,
-// one by one, and then the pipeline; without marks, all would wait. The pauses grow, because a stage may
-// process marks slowly.
+// A stage notices that the next stage has ended only when it writes to it. Each mark makes one more stage
+// before a dead one end, until the whole pipeline has ended; without marks, all of them would wait forever.
+// The intervals between marks grow, because a stage may be slow at processing them.
 void worker_beat(struct worker *worker) {
     if (!worker->input.size && gpt_add_sync(&worker->input, worker->syncs + 1))
         worker->syncs++;
@@ -151,8 +152,8 @@ static bool are_marks(struct cursor cursor) {
     return good;
 }
 
-// Look for the `sync` of the request among the records so far. Only other `sync` records may follow it:
-// anything else would mix with the next answer.
+// Look for the `sync` that ends the answer among the records received so far. Only other `sync` records may
+// follow it, since anything else would become part of the next answer.
 static enum worker_state find_sync(struct worker *worker) {
     const unsigned char *data = (const unsigned char *)worker->output.data;
     struct cursor cursor = {data + worker->seen, data + worker->output.size, false};

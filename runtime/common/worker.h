@@ -1,4 +1,4 @@
-// A pipeline that the supervisor keeps, which answers one request after another.
+// A pipeline that the supervisor keeps running, and which answers one request after another.
 
 #ifndef GPT_WORKER_H
 #define GPT_WORKER_H
@@ -24,15 +24,17 @@ enum worker_state { WORKER_WAITS, WORKER_DONE, WORKER_SPENT, WORKER_BROKEN };
 
 bool worker_start(struct worker *worker, char **words); // false with errno set
 
-// Give it a request: a file with one module record, and perhaps one with the image. Returns false if it's
-// anything else or names files itself, or with errno set if memory runs out.
+// Give a request to the worker: a file with one module record, and possibly a second file with the image.
+// Returns false if the first file contains anything else or names a file, or with errno set if memory runs
+// out.
 bool worker_give(struct worker *worker, const int files[GPT_FILES]);
 
 void worker_send(struct worker *worker); // writes more of the request when the pipe has room
 void worker_beat(struct worker *worker); // another mark
 void worker_hear(struct worker *worker); // reads what it has written to standard error
 
-// Read its output. DONE: `output` is the answer. SPENT: it is too, but the worker takes no more requests.
+// Read what the worker has written. DONE means that `output` is the complete answer. So does SPENT, but the
+// worker accepts no further requests.
 enum worker_state worker_receive(struct worker *worker);
 
 void worker_rest(struct worker *worker); // after an answer

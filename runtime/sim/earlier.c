@@ -1,5 +1,5 @@
-// Launches as before CUDA 4.0: block, shared memory and parameters are set on the function before it's
-// launched.
+// The launch functions from before CUDA 4.0. A program first sets the block size, the shared memory and the
+// parameters on the function, and then launches it.
 
 #include <stdlib.h>
 #include <string.h>

@@ -173,7 +173,7 @@ void sim_end_lane(struct lane *lane) {
 
 // -- Warps -----------------------------------------------------------------
 //
-// Lanes of a warp that meet: the last one to arrive does the work for all.
+// Lanes of a warp wait for each other here. The last one to arrive does the work for all of them.
 
 static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     void *data[HOST_WARP] = {NULL};

@@ -55,8 +55,8 @@ def test_launches_and_their_work():
     assert picked(row, "delay_p50", "delay_p99", "delay_most", "span") == (5.0, 5.0, 5.0, 113.0)
     assert row["depth"] == pytest.approx(12 * (13 / 3 + 5) / 113)
     assert found.verdicts["launches"][0] == (
-        "launch-bound: 66.7 % of 12 launches were made with nothing queued; on average, a call takes 3.33us and its "
-        "work 5.00us; the work of 66.7 % is shorter than the call"
+        "launch-bound: 66.7 % of 12 launches found the GPU with nothing to do; on average, a call takes 3.33us and its "
+        "work on the GPU 5.00us; in 66.7 % of launches, the work is shorter"
     )
 
 
@@ -90,7 +90,7 @@ def test_a_queue_that_is_never_empty():
     (row,) = found.rows["launches"]
     assert row["starved"] == 10.0 and row["short"] == 0
     assert found.verdicts["launches"][0].startswith(
-        "not launch-bound: 10.0 % of 10 launches were made with nothing queued"
+        "not launch-bound: 10.0 % of 10 launches found the GPU with nothing to do"
     )
     assert max(row["depth"] for row in found.rows["depth"]) == 9  # two launches had ended when the last one was made
 

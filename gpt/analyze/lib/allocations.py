@@ -1,6 +1,7 @@
-"""Find the memory that a process allocated, as pieces: their lifetimes, their addresses, and who asked for them.
+"""Match calls that allocate memory with calls that free it.
 
-Two tables list the functions that allocate and free; gpt/analyze/memory.py says how this becomes an answer.
+The result describes each piece of memory: its lifetime, its address, and the stack that allocated it. Two tables list
+the functions that allocate and free; gpt/analyze/memory.py turns the pieces into an answer.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 Whole = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
-Line = tuple[Whole, npt.NDArray[np.float64]]  # points in time, and the value from each one on
+Line = tuple[Whole, npt.NDArray[np.float64]]  # points in time, and the value from each of them to the next
 
 PAGE = 2 << 20
 NEVER = (1 << 62) - 1
 
 
 class Kind(NamedTuple):
-    """A kind of memory: its name, and whether it's on a GPU, whether several allocations can share a page, and whether
-    it's freed with its context.
+    """A kind of memory: its name, whether it's on a GPU, whether several allocations can share a page, and whether it's
+    freed when its context is destroyed.
 
-    `space` says what its addresses are: addresses of allocations, handles, or addresses of memory that the program
-    allocated elsewhere and registered.
+    `space` says how its addresses are to be understood: MEMORY is allocated at that address; HANDLES are handles, not
+    addresses; REGISTERED memory was allocated elsewhere, and the program registered it with CUDA.
     """
 
     name: str
@@ -77,7 +78,7 @@ FREE = {
     "cuMemHostUnregister": REGISTERED,
     "graph frees": MEMORY,
 }
-IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # stand for functions
+IN_GRAPHS = {("memory", "alloc"): 0xFFFF_FFFE, ("memory", "free"): 0xFFFF_FFFF}  # ids for nodes that allocate and free
 _NAMES = {IN_GRAPHS["memory", "alloc"]: "graph allocates", IN_GRAPHS["memory", "free"]: "graph frees"}
 MAPS = ("cuMemMap", "cuMemUnmap")
 FIELDS = ("bytes", "to", "from", "object", "stack", "python", "stamp")
@@ -86,11 +87,12 @@ MADE, GONE, RESET = ("retain", "create"), ("release", "destroy"), ("reset",)  # 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of a process, in order of allocation; times are ns since the first process began.
+    """The pieces of memory that a process allocated, in order of allocation. Times are ns since the first process
+    began.
 
-    `kinds` are indexes into KINDS. `left` marks pieces that weren't freed; they end with their context or NEVER.
-    `failed` counts failed allocations by kind, host first, then GPU. `lost` counts pieces that were freed without a
-    record; `strange` counts frees without a matching allocation.
+    `kinds` are indexes into KINDS. `left` marks pieces that were never freed; they end when their context does, or at
+    NEVER. `failed` counts failed allocations by kind, host first, then GPU. `lost` counts pieces that must have been
+    freed by a call that wasn't recorded; `strange` counts frees without a matching allocation.
     """
 
     process: Process
@@ -101,7 +103,7 @@ class Pieces:
     kinds: Whole
     threads: Sizes
     stacks: Sizes
-    pythons: Sizes  # numbers of the stacks of Python frames
+    pythons: Sizes  # ids of Python stacks
     left: Mask
     failed: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
     lost: int = 0
@@ -141,8 +143,8 @@ class Pieces:
         return (self.begins <= time) & (time < self.ends)
 
     def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return points in time and, from each on, the bytes of pieces that share pages, and of the
-        pages themselves.
+        """Return when the memory that shares pages changed, and after each change, how many bytes such pieces had, and
+        how many bytes their pages had.
         """
         own = self._sharing
         begins, ends = self.begins[own], self.ends[own]
@@ -158,7 +160,7 @@ class Pieces:
         return moments, np.concatenate(([0.0], live))[np.searchsorted(known, moments, side="right")], held
 
     def holes(self, time: int) -> tuple[int, npt.NDArray[np.float64]]:
-        """Return how many pieces share pages at a given time, and the sizes of the holes between them."""
+        """Return how many pieces share pages at the given time, and the sizes of the unused holes in these pages."""
         now = self._sharing & self.live_at(time)
         order = np.argsort(self.addresses[now], kind="stable")
         begins = self.addresses[now][order].astype(float)
@@ -181,7 +183,9 @@ def _sum_up(begins: Whole, ends: Whole, sizes: npt.NDArray[np.float64]) -> Line:
 
 
 def make_pieces(trace: TraceModel, calls: npt.NDArray[np.void] | None = None) -> list[Pieces]:
-    """Return the pieces of each process that allocates anything, or tries to; `calls` are from read_memory_calls."""
+    """Return the pieces of each process that allocated memory or tried to. `calls` is the result of
+    read_memory_calls.
+    """
     if calls is None:
         calls = read_memory_calls(trace)
         assert calls is not None
@@ -207,7 +211,9 @@ def read_memory_calls(trace: TraceModel, most: int | None = None) -> npt.NDArray
 
 
 def _iter_inside(trace: TraceModel, launches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
-    """Yield the allocations and frees in graphs as separate calls, at the start and end of each launch."""
+    """Yield the allocations and frees that are nodes of graphs, as if they were calls at the start and end of each
+    launch.
+    """
     for number, process in enumerate(trace.processes):
         mine = launches[launches["process"] == number]
         for _, graph, places in process.graphs.iter_launched(mine["object"], mine["stamp"]):
@@ -262,8 +268,9 @@ def _make(process: Process, calls: npt.NDArray[np.void]) -> Pieces:
 
 
 def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
-    """Return when the process's memory was freed along with its context. That's empty if the process has several
-    contexts, because calls don't say which one they use.
+    """Return the times at which all of a process's memory was freed because its context was destroyed or reset.
+
+    If the process has several contexts, return nothing, because calls don't say which context they use.
     """
     found, held, objects = [], 0, set()
     ops = {number: process.api(number).op for number in np.unique(calls["api"]).tolist()
@@ -284,10 +291,8 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """Return the time at which each call's piece ended, whether it was left unfreed, and the counts `lost` and
-    `strange` of Pieces.
-
-    In time order, the next call with the same address ends an allocation.
+    """Match each allocation with the next call that uses the same address. Return when each piece ended, whether it was
+    never freed, and the counts `lost` and `strange` of Pieces.
     """
     ends, left = np.full(len(calls), NEVER, np.int64), kinds >= 0
     here = np.flatnonzero((spaces >= 0) & (calls["to"] != 0))
@@ -314,9 +319,8 @@ def _pair(
 
 
 def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, ends: Whole, left: Mask) -> int:
-    """End pieces that a later one overlaps, and return their number: they must have been freed without a record.
-
-    Otherwise their bytes and pages would count twice.
+    """End each piece when a later piece overlaps it, and return how many were ended. They must have been freed by calls
+    that weren't recorded; without this, their bytes and pages would count twice.
     """
     own = np.flatnonzero(np.isin(kinds, [n for n, kind in enumerate(KINDS) if kind.space == MEMORY]))
     own = own[calls["bytes"][own] > 0]
@@ -327,7 +331,7 @@ def _end_overlapped(calls: npt.NDArray[np.void], times: Whole, kinds: Whole, end
     reach = np.maximum.accumulate(lasts[by_address])
     later = begins[by_address][1:]
     if not ((later <= reach[:-1]) & (later != begins[by_address][:-1])).any():
-        return 0  # at no time
+        return 0  # end of a piece that's over before any call
     lost = 0
     starts: list[int] = []  # starts of live pieces, which never overlap
     live: dict[int, tuple[int, int]] = {}
@@ -348,7 +352,9 @@ def _hold(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, maps: Mask, names: list[str],
     which: Whole, ends: Whole, left: Mask,
 ) -> None:  # fmt: skip
-    """Extend the lifetime of memory from cuMemCreate until it's no longer mapped."""
+    """Extend the lifetime of memory from cuMemCreate until its last mapping is gone: memory that's still mapped stays
+    allocated after its handle is released.
+    """
     if not maps.any():
         return
     events = np.flatnonzero((spaces == HANDLES) | maps)

@@ -53,7 +53,7 @@ Replay = tuple[int, int, int]  # path, handle, time stamp from which the graph h
 
 
 def fold(name: str) -> str:
-    """Return a name with N in place of its numbers, so that the ranges of all steps or layers are one row."""
+    """Replace the numbers in a name by N, so that the ranges of all steps or layers share a row."""
     return NUMBER.sub("N", name)
 
 
@@ -66,8 +66,10 @@ def find_layer(module: str) -> str:
 
 
 class Sums(NamedTuple):
-    """Sums: launches, those made by graphs, pieces of work with a GPU time, their ns, and how many of these ns are
-    estimated.
+    """Sums of launches and GPU times.
+
+    `in_graphs` launches were made by graphs. `timed` counts the kernels, copies and graphs that have a GPU time, `time`
+    adds up these times in ns, and `split` is the estimated part of `time`.
     """
 
     launches: float = 0
@@ -82,7 +84,7 @@ class Sums(NamedTuple):
 
 @dataclass
 class _Part:
-    """The launches and GPU times of a process, by open ranges."""
+    """The launches and GPU times of one process, grouped by the ranges that were open."""
 
     process: Process
     ranges: OpenRanges
@@ -97,7 +99,7 @@ class _Part:
         return [name_range(self.texts[name]) for name in self.ranges.paths[path]]
 
     def module(self, path: int) -> str:
-        """Return the innermost module, or outside of modules the innermost range."""
+        """Return the innermost module, or if no module is open, the innermost range."""
         return name_module(self.ranges.paths[path], self.texts)
 
     def kernel(self, function: int) -> str:
@@ -139,8 +141,8 @@ def _by_stack(part: _Part, path: int, function: int) -> str:
 
 
 class Manner(NamedTuple):
-    """A way to group launches: the label of a row, the title of the column, whether it needs ranges, modules or
-    stacks, and the text that separates a label's frames in a flame graph.
+    """A grouping for `summary --by`: the label of a row, the title of its column, whether ranges, modules or
+    stacks are required, and what separates the frames in a label (for flame graphs).
     """
 
     label: Label
@@ -151,7 +153,9 @@ class Manner(NamedTuple):
     separator: str = ""
 
     def path(self, label: str) -> str | None:
-        """Return a label as frames, outermost first, with semicolons between them."""
+        """Convert a label to a line of a flame graph: frames separated by semicolons, outermost first. Return None if
+        labels have no frames.
+        """
         if not self.separator:
             return None
         text, _, note = label.replace(";", ",").partition(" (") if self.layers else (label.replace(";", ","), "", "")
@@ -250,7 +254,10 @@ def _list_origins(process: Process) -> Array:
 
 
 def _join(launches: Array, times: Array) -> Array:
-    """Return the index of each GPU time's launch, or -1; a window holds all rows of its times."""
+    """Return the index of the launch that each GPU time belongs to, or -1.
+
+    Both arrays come from the same window of time, which contains all rows of its launches.
+    """
     keys = (launches[name].tolist() for name in ("time", "thread"))
     table = {key: at for at, key in enumerate(zip(*keys, strict=True))}
     wanted = zip(times["time"].tolist(), times["thread"].tolist(), strict=True)
@@ -269,7 +276,9 @@ def _pack(paths: Array, functions: Array) -> Array:
 
 
 def _count(part: _Part, launches: Array, paths: Array) -> Array:
-    """Count launches by path, and by kernel or graph. Return the time stamp from which each graph has its handle."""
+    """Count launches by path and kernel, and replays by path and graph. Return, for each launch of a graph, since when
+    the graph has had its handle.
+    """
     kernels = launches["object"] == 0
     for key, count in _iter_sums(_pack(paths[kernels], launches["function"][kernels])):
         part.direct[key >> 32, key & 0xFFFFFFFF] += Sums(launches=count)
@@ -282,7 +291,9 @@ def _count(part: _Part, launches: Array, paths: Array) -> Array:
 
 
 def _count_times(part: _Part, times: Array, paths: Array, handles: Array, since: Array, launching: set[int]) -> None:
-    """Add GPU times; `handles` and `since` identify the graph of each."""
+    """Add up GPU times by path and kernel, copy or graph. `handles` and `since` identify graphs, since handles are
+    reused.
+    """
     graphs = np.isin(times["api"], sorted(launching)) & (times["function"] == 0)
     kernels = ~graphs & (times["function"] != 0)
     copies = ~graphs & ~kernels
@@ -354,7 +365,7 @@ class _Verdict:
 
 def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdict: _Verdict,
                 launches: float) -> Iterator[tuple[Key, int]]:  # fmt: skip
-    """Yield the nodes that a replay launches, by path and function, and their number."""
+    """Yield the kernels that a replay launches, as path and function, and how often it launches each."""
     origins: NodeOrigins | None = part.process.graphs.origins(handle, graph)
     if origins is None:
         verdict.no_origin += launches * graph.kernels.total() if verdict.by != "kernel" else 0
@@ -382,7 +393,7 @@ def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: Graph
 
 def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int, sums: Sums, means: dict[str, float],
                  rows: dict[str, Sums], verdict: _Verdict) -> None:  # fmt: skip
-    """Add a graph's replays: their launches and their GPU time."""
+    """Add a graph's replays to the rows that its nodes belong to: their launches, and a share of their GPU time."""
     graph = next((one for one in part.process.graphs.of(handle) if one.since == since), None)
     nodes = list(_iter_nodes(part, path, handle, graph, verdict, sums.launches)) if graph else []
     labels = [manner.label(part, *key) for key, _ in nodes]
@@ -444,7 +455,7 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
 
 
 def find_lack(by: str, trace: TraceModel) -> str | None:
-    """Return what to say if nothing can be attributed."""
+    """Return a message that says what's missing if nothing can be attributed, or None."""
     manner = MANNERS[by]
     if manner.stacks:
         return None if any(len(process.sites) for process in trace.processes) else NO_STACKS

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.select import Selection
 
-# Records that describe a process, and that later stages need as well. They include launches of probed kernels, because
-# probes' buffers refer to launches.
+# Records that describe a process, which later stages need as well. They include launches of probed kernels, because the
+# buffers of probes refer to launches.
 PASSED_ON = frozenset(("function", "library", "device", "module", "lookup", "kernel", "map", "probed", "unprobed"))
 NAMED = 3  # lines about missing input
 KERNELS = 8  # names of kernels shown if a selection matches none
@@ -42,7 +42,7 @@ EMPTY = "the trace has no records: no process that gpt-hook watched used the CUD
 
 
 class Fold(Protocol):
-    """An analysis while it reads traces. Methods raise MalformedError for records that make no sense.
+    """An analysis while traces are being read. Methods raise MalformedError for records that make no sense.
 
     If the answer can be computed from parts, the fold has a method `merge`, which adds the fold of later traces. Such
     an analysis can run on a cluster (cluster.py).
@@ -58,10 +58,12 @@ class Fold(Protocol):
         """Record that the segment of a process has ended."""
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the answers about everything that was read; the lines of `incomplete` tell which input is missing."""
+        """Yield the answers for everything that was read. `incomplete` has the lines that say which input is
+        missing.
+        """
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the reason why a trace with only these kinds of records gives no answer, or None."""
+        """Return why a trace that has only these kinds of records gives no answer, or None."""
 
 
 def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:
@@ -126,7 +128,7 @@ def _read_stdin(stage: Stage) -> Iterator[Record]:
 
 @contextmanager
 def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
-    """Report an error in a trace, and carry on."""
+    """Report an error in a trace without ending the run."""
     try:
         yield
     except OutputError:
@@ -142,9 +144,9 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 
 
 class Passage:
-    """The state of one run: the records that have been read but not written.
+    """The state of one run: the records that it has read, and everything that it still has to write.
 
-    `known` maps processes that were read elsewhere to their traces.
+    `known` maps processes that other readers have already counted to the names of their traces.
     """
 
     def __init__(
@@ -170,11 +172,11 @@ class Passage:
         self._segments = Segments()  # segments of the current trace
         self._processes: dict[int, Process] = {}  # by segment; removed when it ends
         self.known: dict[Hashable, str] = {**(known or {})}  # processes, and the trace of each
-        self._again: set[int] = set()  # open segments of processes that another trace contains, too
+        self._again: set[int] = set()  # open segments of processes that are also in another trace
         self._begun = False
-        self._runs = False  # True if a process without `end` is still running
+        self._runs = False  # True if a process whose trace has no `end` is still running
         self._complete: dict[Path, bool] = {}  # by trace: whether it and each segment in it has ended
-        self._news = False  # True if anything has arrived since the last answer
+        self._news = False  # True if anything has arrived since the last answer was written
         self._kinds: set[str] = set()  # kinds of all records seen
         self._told = False  # True if an earlier stage reported an error
         self._left_out = set[bool]()  # for each process: whether the selection excludes all of it
@@ -189,7 +191,7 @@ class Passage:
             self._complete[trace.path] = False
 
     def note_whole(self, trace: Trace) -> None:
-        """Record that the trace was read to its end without errors."""
+        """Record that this trace was read completely and without errors."""
         if trace.path:
             self._complete[trace.path] = not self._processes
 
@@ -251,13 +253,13 @@ class Passage:
         return not self._runs and not live.are_written(self._complete)
 
     def say(self, diag: Record) -> None:
-        """Write a `diag`, if there is a segment to hold it."""
+        """Write a `diag` record, unless there's no segment to write it to."""
         self._missing[f"{diag['where']}: {diag['text']}"] = None
         if self._begun:
             self._write(diag)
 
     def close_trace(self) -> None:
-        """End the trace, and all its segments without `end`."""
+        """End the trace and each of its segments that has no `end`."""
         for segment in list(self._processes):
             self._close_segment(segment, None)
         self._segments = Segments()
@@ -307,7 +309,7 @@ class Passage:
         self._news = False
 
     def merge(self, other: Passage) -> None:
-        """Merge another run, which read the traces that come after ours."""
+        """Add the results of another run, which read later traces."""
         self._fold.merge(other._fold)  # type: ignore[attr-defined]
         self._missing |= other._missing
         self._endless += other._endless

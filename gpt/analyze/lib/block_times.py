@@ -1,9 +1,9 @@
 """Find when kernels ran, from the clocks that the probe block_sched saved for their blocks.
 
 A block saves its SM's clock when it begins and ends, and the GPU's time in ns when it ends; in older traces, each warp
-does. So the block began that many clocks before that time; the SM's clock rate follows from comparing launches. The
-GPU's times are aligned with the clock of the calls by assuming that the launch with the shortest delay before its first
-warp had no delay.
+does. The difference of the two clocks says how long before that time the block began. Clocks are converted to ns at the
+SM's clock rate, which follows from comparing launches. To align the GPU's times with the clock of the calls, we assume
+that the launch with the shortest delay before its first warp had no delay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ Times = tuple[npt.NDArray[np.object_], Whole, Whole]  # names, begin, end
 
 
 def find_blocks(trace: TraceModel, process: Process, wanted: Callable[[str], bool]) -> dict[tuple[int, int], Times]:
-    """Return when the launches of `wanted` kernels ran, by device and stream."""
+    """Return the names of the launched kernels that `wanted` accepts, and when each launch ran, by device and
+    stream.
+    """
     lanes: dict[tuple[int, int], list[tuple[Launch, npt.NDArray[np.void]]]] = defaultdict(list)
     for launch in trace.launches:
         buffer = launch.buffers.get(MAP)
@@ -68,7 +70,7 @@ def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
 
 
 def _rate(launches: list[npt.NDArray[np.void]]) -> float:
-    """Return ns per clock: the median over SMs, measured from one launch to the next."""
+    """Measure the clock period in ns between launches: the median over all SMs."""
     last: dict[int, tuple[int, int]] = {}
     rates = []
     for slots in launches:

@@ -1,11 +1,12 @@
-"""Run analyses on a Dask cluster: a worker reads each file, and the results are merged here.
+"""Run analyses on a Dask cluster: each worker reads a file, and the results are merged here.
 
-A worker runs the same fold over one file as a run without a cluster would, and returns it with its warnings. Folds are
-merged in the order in which a single process would have read the files: the named ones, then their children's, each
-once. So the answer is the same, except for the last digit of sums of fractions.
+A worker runs the same fold over its file as a run without a cluster would, and returns the fold with its warnings.
+Folds are merged in the order in which a single process would have read the files: first those on the command line, then
+their children's traces, each file once. So the answer is the same, except that sums of fractions may differ in the last
+digit.
 
-A process that appears in several files counts once. Workers don't know each other's files, so a worker rereads such a
-file with a list of the processes that other files have.
+A process that appears in several files counts once. A worker doesn't know what other files contain; if such a process
+turns up, its file is read again, with a list of the processes that were found elsewhere.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
     from gpt.trace.select import Selection
 
 TOOL = "gpt-analyze"
-SECONDS = 10  # time a scheduler has to answer
+SECONDS = 10  # how long a scheduler may take to answer
 IDLE = 3  # give up after this many times SECONDS without a worker
 LOGGERS = ("distributed", "distributed.client")  # loggers whose levels Dask sets itself
 
 
 class Job(NamedTuple):
-    """A worker's task: the function that makes its fold, the options, and the formats of the input."""
+    """The task of a worker that reads a file: the function that makes the fold, its options, and the formats that the
+    input may have.
+    """
 
     make: Callable[..., base.Fold]
     options: dict[str, Any]
@@ -82,9 +85,9 @@ def _read_with(stage: Stage) -> Callable[[Path | None], Iterator[Record]]:
 
 
 def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] | None = None) -> WorkerResult:
-    """Read a trace without the traces of the children that it names. This runs on a worker.
+    """Read a trace on a worker, without following the traces of child processes that it names.
 
-    `known` are processes in other traces, which don't count here.
+    `known` are the processes found in other traces; they don't count here.
     """
     from gpt.trace.follow import Trace
     from gpt.trace.inputs import register
@@ -176,7 +179,7 @@ def _start(distributed: Any) -> Any:
 
 
 def _open(distributed: Any, where: Any) -> Any:
-    """Return a client of a cluster whose workers have our version."""
+    """Return a client of a cluster, after checking that its workers run the same version of this package."""
     name = where if isinstance(where, str) else "the cluster of this machine"
     if isinstance(where, str):
         _check_scheduler(distributed, where)

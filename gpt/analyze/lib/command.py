@@ -71,15 +71,15 @@ class Analysis:
     make: Callable[..., base.Fold]
     options: Mapping[str, Any] = field(default_factory=dict)
     lines: bool = False
-    two: bool = False  # it compares two traces
-    sends: bool = False  # its folds keep rows, and merge them
-    picture: bool = False  # --plot replaces the tables
-    instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # returns another one to run, or None
-    choices: Mapping[str, Any] = field(default_factory=dict)  # the options that decide this
+    two: bool = False  # True if it compares two traces
+    sends: bool = False  # True if its folds keep rows that workers can send
+    picture: bool = False  # True if --plot replaces its tables
+    instead: Callable[[Mapping[str, Any]], Analysis | None] | None = None  # may return an analysis to run in its place
+    choices: Mapping[str, Any] = field(default_factory=dict)  # the options that `instead` gets
 
     @property
     def merges(self) -> bool:
-        """Return True if parts of the traces can be folded separately and merged (base.Fold)."""
+        """Return True if parts of the traces can be folded separately and then merged (see base.Fold)."""
         return self.sends or hasattr(self.make, "merge")
 
 
@@ -94,12 +94,14 @@ def of_model(
     drains: bool = False,
     sends: bool = False,
 ) -> Analysis:
-    """Return the analysis that calls a function with a model of the traces, which holds these `kinds`.
+    """Make an analysis from a function that gets a model of the traces.
 
-    None stands for all kinds of records. `lack` returns the options that would record the missing kinds. `need` does
-    the same if the kinds are there but have nothing for this analysis. Only calls of functions of these `types` are
-    kept, by default all. If the analysis `drains`, NVTX ranges are spilled to disk too, instead of being kept with
-    their processes. If it `sends`, it can run on a cluster, whose workers send the rows that they read.
+    - `kinds` are the kinds of records that the model holds; None stands for all.
+    - `lack` returns the option that would record kinds that are missing. `need` does the same if the kinds are there,
+      but without anything that this analysis uses.
+    - Only calls of functions of these `types` are kept, by default all.
+    - With `drains`, NVTX ranges are spilled to disk instead of being kept with their processes.
+    - With `sends`, the analysis can run on a cluster: workers send the rows that they have read.
     """
     make = partial(_Whole, function, kinds, lack, need, types, drains)
     return Analysis(about, lambda **given: make(options=given), options or {}, sends=sends)
@@ -151,7 +153,7 @@ class _Whole:
 
 
 class _Unshown:
-    """A table that shows nothing."""
+    """Stands in for a table, and shows nothing."""
 
     def add(self, record: dict[str, Any]) -> str | None:
         """Do nothing."""

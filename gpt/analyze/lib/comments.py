@@ -1,9 +1,10 @@
-"""Write a trace's records other than calls as lines after `# `, which `events --json --notes` adds.
+"""Write the records of a trace that aren't calls, as lines that begin with `# `. `events --json --notes` adds them to
+its calls.
 
-They hold what summaries, stages, gaps, memory and timelines need, as text for jq and grep (gpt/compat/tracers/lines.py
-reads it back). Lines are records in the JSON form, with all times in ns. Headers and the names for numbers precede the
-calls, the rest and the ends follow them. Launches with probes, the buffers that these saved, tensors and stacks are
-left out.
+They hold what summaries, stages, gaps, memory and timelines need, as text for jq and grep; gpt/compat/tracers/lines.py
+reads them back. Each line is a record in its JSON form, with all times in ns. Headers and the names of numbered things
+come before the calls; everything else, and the ends of processes, come after them. Launches with probes and the buffers
+that these saved, tensors and stacks are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TICKS = ("tsc", "tsc_hz")  # keys of headers
 
 
 class _Noted(NamedTuple):
-    """A process, and rows taken from it."""
+    """A process, and the rows that have been taken from it so far."""
 
     process: Process
     gpu_times: list[Rows]
@@ -50,7 +51,7 @@ class Notes:
                 noted.counts[api] = noted.counts.get(api, 0) + count
 
     def machines(self) -> Machines:
-        """Return the machines of the processes whose headers are written; readers count time from the first one."""
+        """Return the machines of all processes. Readers count times from the first one."""
         return Machines(noted.process.header for noted in self._noted.values())
 
     def iter_before(self) -> Iterator[str]:

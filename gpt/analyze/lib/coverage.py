@@ -1,4 +1,4 @@
-"""Count launches with and without probes, and why: part of every answer from probes."""
+"""Count launches with and without probes, and the reasons. Every analysis of what probes saved ends with this."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ UNPROBED = (
 )
 TOP = 10  # rows that tables show
 REASONS = 3  # reasons that a line gives
-# Reasons that aren't in the trace but follow from it: no probe was asked for, or the process has no end record, which
-# would say why.
+# Reasons that aren't in the trace: nobody asked for a probe, or the process has no end record, which would give the
+# reason.
 NOT_ASKED = Reason(OTHER, "no probe was asked for")
 NOT_KNOWN = Reason(OTHER, "not known: the trace of its process has no end")
 
 
 class Coverage:
-    """Counts of launches: the `probed` ones, and the others by kernel and reason. Also counts the bytes that the writer
-    packed less well because it lagged behind.
+    """Counts launches with probes, and those without by kernel and reason.
+
+    `quick` is the number of bytes that the writer compressed less than usual because it couldn't keep up.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class Coverage:
         self.unprobed = Counter[tuple[str, Reason]]()
         self.quick = 0
         self.gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
-        self.times = defaultdict[tuple[str, Reason], float](float)  # the former, by kernel and reason
+        self.times = defaultdict[tuple[str, Reason], float](float)  # without probes, by kernel and reason
 
     def merge(self, other: Coverage) -> None:
         """Merge another one."""
@@ -50,11 +51,10 @@ class Coverage:
             self.times[key] += time
 
     def add_times(self, gpu_time: list[float], kernels: Mapping[str, float]) -> None:
-        """Add the GPU time of kernels in ns: `gpu_time` without and with probes, `kernels` without probes by kernel.
+        """Add GPU times in ns: `gpu_time` of all kernels without and with probes, and those without by kernel.
 
-
-        A kernel's time is divided among its reasons in proportion to their launches, as it isn't known which launch
-        took how long.
+        It isn't known how long each launch took, so a kernel's time is divided among its reasons in proportion to their
+        launches.
         """
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, gpu_time, strict=True)]
         launches = Counter[str]()
@@ -83,7 +83,9 @@ class Coverage:
             yield f"{human(self.quick)} of buffers were packed without zstd: writing couldn't keep up with the probes"
 
     def reasons(self, what: str) -> Iterator[str]:
-        """Yield the reasons why launches ran without probes, in a line that begins with `what`; then the remedies."""
+        """Yield a line that begins with `what` and gives the main reasons why launches ran without probes, then a line
+        for each remedy.
+        """
         reasons, times = Counter[Reason](), defaultdict[Reason, float](float)
         for (_, reason), launches in self.unprobed.items():
             reasons[reason] += launches
@@ -99,11 +101,11 @@ class Coverage:
         yield from dict.fromkeys(reason.advice for reason in first if reason.advice)
 
     def _share(self, time: float) -> float:
-        """Return the percentage of all kernels' GPU time."""
+        """Return a time as a percentage of the GPU time of all kernels."""
         return 100 * time / sum(self.gpu_time) if any(self.gpu_time) else 0.0
 
     def answer(self) -> Iterator[Record]:
-        """Yield the launches without probes, by kernel and reason, if there were any."""
+        """Yield a table of the launches without probes, by kernel and reason, unless all had probes."""
         if self.unprobed:
             ordered = sorted(self.unprobed.items(), key=lambda row: (-self.times.get(row[0], 0.0), -row[1], row[0]))
             rows = [
@@ -128,7 +130,7 @@ def make_coverage(process: Process, launches: Mapping[int, int] | None = None) -
             found.unprobed[names.get(function, f"#{function}"), reason] += count
     all_ = launches or {}
     otherwise = NOT_KNOWN if process.status is None else NOT_ASKED
-    # These launches have a reason, but only the launch record names the kernel.
+    # The reason is known, but only the launch record names the kernel.
     unnamed = max(0, known[0] - all_.get(0, 0))
     for function, count in all_.items():
         left = max(0, count - known[function])

@@ -45,7 +45,7 @@ HOST_CALL = [("start", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("api", "<u4")
 
 
 class Step(NamedTuple):
-    """A part of a path: its kind and name, where it is (a thread or a stream), and when, in ns."""
+    """A step of a path: its kind and name, the thread or stream, and its begin and end in ns."""
 
     kind: str
     name: str
@@ -56,7 +56,9 @@ class Step(NamedTuple):
 
 @dataclass
 class UnitPath:
-    """The critical paths of some repetitions: ns and number of steps by kind and name, and one path in order."""
+    """The critical paths of some repetitions: how many there are and how long they took, the time and number of steps
+    by kind and name, and the steps of one of them in order.
+    """
 
     units: int = 0
     took: int = 0
@@ -65,8 +67,9 @@ class UnitPath:
 
 
 def find_path(trace: TraceModel, number: int, launches: Tape, period: Period) -> UnitPath | None:
-    """Return the critical path of a process's repeated unit, or None if its work isn't timed; `launches` are rows of
-    launch_times.py.
+    """Return the critical path of the unit that a process repeats, or None if no GPU times were recorded for it.
+
+    `launches` are rows of launch_times.py.
     """
     windows = _choose_windows(launches, period)
     if not windows:
@@ -86,7 +89,9 @@ def find_path(trace: TraceModel, number: int, launches: Tape, period: Period) ->
 
 
 def _choose_windows(launches: Tape, period: Period) -> list[tuple[int, int]]:
-    """Return when the first work of some repetitions, and of the next ones, begins. The most typical come first."""
+    """For some repetitions, return when the first work of this one and of the next begins. The most typical repetitions
+    come first.
+    """
     counts = (period.ends - period.begins) // period.length
     parts: list[Array] = []
     for _, places in iter_units(period.begins, counts, period.length):
@@ -150,7 +155,7 @@ class _Walk:
         self._names = process.kernels()
 
     def iter_back(self, first: int, last: int) -> Iterator[Step]:
-        """Yield the path from the work that begins at `last` back to `first`, latest step first."""
+        """Follow the path backward from the work that begins at `last` to the time `first`, and yield its steps."""
         at = int(np.searchsorted(self._work["begin"], last))
         work, time = self._work[at] if at < len(self._work) else None, last
         thread = 0
@@ -167,7 +172,7 @@ class _Walk:
                 return
 
     def _leave_work(self, work: Any, time: int) -> tuple[Any, int, list[Step]]:
-        """Return what some work waited for before it began (other work, or a thread), and the steps in between."""
+        """Return the work or the thread that this work waited for, and the steps in between."""
         thread, start, stream = int(work["thread"]), int(work["call"]), int(work["stream"])
         where = f"stream {stream:#x}" if stream else "default stream"
         call = self._find_call(thread, start)
@@ -202,22 +207,22 @@ class _Walk:
 
     @staticmethod
     def _find_last(work: Array, time: int) -> Any:
-        """Return the work that ended last, at this time or before, and isn't empty; None if there's no such work."""
+        """Return the work that ended last, no later than `time`, or None. Work without duration doesn't count."""
         at = int(np.searchsorted(work["end"], time, side="right")) - 1
-        while at >= 0 and int(work["begin"][at]) >= time:  # no length
+        while at >= 0 and int(work["begin"][at]) >= time:  # without duration
             at -= 1
         return work[at] if at >= 0 else None
 
     def _waits_for_event(self, stream: int, until: int) -> bool:
-        """Return whether a stream waits for an event, since a call after its previous launch."""
+        """Return whether a call after the stream's previous launch made it wait for an event."""
         launched, events = self._launched[stream], self._events[stream]
         at = int(np.searchsorted(launched, until)) - 1
         low, high = np.searchsorted(events, (int(launched[at]) if at >= 0 else BEFORE, until))
         return bool(high > low)
 
     def _leave_host(self, thread: int, time: int) -> tuple[Any, list[Step]]:
-        """Return the work that the thread's last call waited for, or None, and the steps since then: the call, and host
-        code.
+        """Return the work that the thread's last call waited for, or None, and the steps since then: that call, and
+        host code.
         """
         calls, on = self._threads.get(thread), f"thread {thread}"
         at = int(np.searchsorted(calls["start"], time)) - 1 if calls is not None else -1
@@ -232,7 +237,7 @@ class _Walk:
         return None, [*steps, Step(CALL, name, on, start, end)]
 
     def _find_awaited(self, call: Any, start: int, end: int) -> list[Any]:
-        """Return the work that a call waited for, as a list with at most one element."""
+        """Return a list with the work that a call waited for, or an empty list."""
         acts = int(call["acts"])
         if acts & WAIT:
             one = self._streams.get(int(call["stream"]), self._by_end[:0])

@@ -1,13 +1,14 @@
 """Count the accesses of a launch by page and time, in a matrix that's small enough to draw.
 
-A launch can make a hundred million accesses, 32 bytes each, in a memory-mapped file. They're read BATCH at a time, in
-several passes: first to find the range of clocks and pages, then the pages that are accessed (page_ranks.py), and last
-to count.
+A launch can make a hundred million accesses, each a 32-byte entry of a memory-mapped file. They're read BATCH at a
+time, in several passes: the first finds the range of clocks and addresses, the next finds the pages that are accessed
+(page_ranks.py), and the last counts.
 
-The rows are the pages that are accessed at all: addresses in between take no room. Which tensors are in them may be
-known only later, so there are many rows at first. `fold` combines them in at most ROWS rows that don't cross a border.
-The columns are the clocks since the first access, aligned across SMs if the log has pairs to do that (sm_clocks.py).
-Otherwise each SM's clock counts from its own first access, if entries name the SM (Neutrino's don't).
+There's a row for each accessed page; the addresses in between take no room. The tensors in these pages may be known
+only later, so there are many rows at first; `fold` then combines them into at most ROWS rows, none of which spans two
+tensors. The columns are clocks since the first access. If the log has pairs of times, clocks are aligned across SMs
+(sm_clocks.py). Otherwise each SM's clock counts from its own first access, provided that entries name the SM
+(Neutrino's don't).
 """
 
 from __future__ import annotations
@@ -33,24 +34,28 @@ LATEST = np.iinfo(np.uint64).max
 
 
 class Matrix(NamedTuple):
-    """The accesses of a launch: `counts` by row and column. A row begins at a page; a column is `step` clocks wide."""
+    """The accesses of a launch. In `counts`, each row is a number of consecutive accessed pages, and each column is
+    `step` clocks wide.
+    """
 
-    pages: Addresses  # the first address in each row
+    pages: Addresses  # address of the first page of each row
     rows: int  # pages per row
     step: int
     counts: Numbers
 
 
 class Clocks:
-    """Clocks since the first access; `last` is the largest one.
+    """Converts the clocks of entries to clocks since the first access, of which `last` is the largest.
 
-    They're aligned across SMs if `rate`, in ns per clock, isn't None; then they're right within `bound` ns, if that's
-    known. `own` says that each SM's clock counts from its own first access instead. `sms` is the number of SMs, if
-    entries name their SM.
+    If `rate` (ns per clock) isn't None, clocks are aligned across SMs, to within `bound` ns if that's known. If `own`
+    is True, each SM's clock counts from its own first access instead. `sms` is the number of SMs, if entries name their
+    SM.
     """
 
     def __init__(self, saved: SavedBuffer, named: bool, highest: float) -> None:
-        """`named` says that entries name their SM, `highest` are the ns per clock at the highest rate."""
+        """Find the range of the clocks. `named` says whether entries name their SM; `highest` is the number of ns per
+        clock at the highest clock rate.
+        """
         slots = saved.slots
         batches = list(iter_batches(slots))
         self.own = named and all(batch["sm"].max() < MOST_SMS for batch in batches)
@@ -74,17 +79,17 @@ class Clocks:
 
     @property
     def rate(self) -> float | None:
-        """Return the ns per clock, if clocks are aligned."""
+        """Return the ns per clock, or None if clocks aren't aligned."""
         return self._aligned.rate if self._aligned else None
 
     @property
     def bound(self) -> float | None:
-        """Return by how many ns the difference of two SMs' times is wrong at most."""
+        """Return the largest error, in ns, of the difference between times on two SMs."""
         return self._aligned.fit.bound if self._aligned else None
 
     @property
     def step(self) -> float | None:
-        """Return the step of the timer in ns, which is a part of `bound`."""
+        """Return the resolution of the timer in ns, which contributes to `bound`."""
         return self._aligned.fit.step if self._aligned else None
 
     def since(self, batch: Any) -> Addresses:
@@ -97,7 +102,7 @@ class Clocks:
 
 
 class Pages(NamedTuple):
-    """The sorted numbers of the accessed pages; `rank` returns the indexes of pages among them."""
+    """The sorted numbers of the accessed pages. `rank` returns the position of pages in this order."""
 
     pages: Addresses
     rank: Callable[..., Numbers]
@@ -124,7 +129,9 @@ def find_pages(slots: Any, shift: int) -> Pages:
 
 
 def make_matrix(slots: Any, found: Pages, clocks: Clocks, shift: int, counted: bool) -> Matrix:
-    """Count the accesses in at most FINE rows; `counted` says that an entry stands for `count` accesses."""
+    """Count the accesses in at most FINE rows. If `counted`, each entry stands for as many accesses as its `count`
+    says.
+    """
     rows = -(-len(found.pages) // FINE)
     step = clocks.last // COLUMNS + 1
     height, width = -(-len(found.pages) // rows), clocks.last // step + 1
@@ -138,8 +145,10 @@ def make_matrix(slots: Any, found: Pages, clocks: Clocks, shift: int, counted: b
 
 
 def fold(matrix: Matrix, regions: Numbers) -> tuple[Matrix, Numbers]:
-    """Combine rows so that at most ROWS are left, and return the region of each one; `regions` has a number for each
-    row, and a row only has one, unless there are more than ROWS. Then it's the region with the most accesses in a row.
+    """Combine rows so that at most ROWS are left, and return the region of each of these.
+
+    `regions` has the number of each row's region. Rows of different regions are only combined if there are more than
+    ROWS regions; such a row gets the region with the most accesses in it.
     """
     opens = np.flatnonzero(np.diff(regions, prepend=-1))
     sizes = np.diff(np.append(opens, len(regions)))

@@ -1,19 +1,19 @@
 """Decide whether a function or kernel differs between the runs of two sides by more than noise.
 
-A different count or number of bytes is a difference. Times vary from call to call and from run to run. With RUNS runs
-or more per side, the spread within a side is the noise: means over m and n runs differ if they're more than NOISE
-standard errors apart, sqrt(a/m + b/n) with the variances a and b of the runs. With fewer runs, only the calls within
-them show a spread, so the same rule is applied to the m and n calls. Either way, a difference of at most LITTLE of the
-mean counts as noise, too, because clocks and temperature change.
+A different number of calls or bytes always counts as a difference. Times vary from call to call and from run to run.
+With RUNS runs or more per side, the spread within a side is the noise: the means over m and n runs differ if they're
+more than NOISE standard errors apart; the standard error is sqrt(a/m + b/n), where a and b are the variances between
+runs. With fewer runs, only the calls within them show a spread, so the same rule is applied to m and n calls. A
+difference of at most LITTLE of the mean always counts as noise, because clocks and temperature change.
 
-A run that is far from the others of its side raises the variance, and so hides a difference that the others show. Such
-outliers are found by the median and the median distance from it, which a single run can't move, and the verdict names
-them.
+One run that is far from the others of its side raises the variance, which can hide a difference that the other runs
+show. Such outliers are found with the median and the median distance from it, which a single run hardly changes, and
+the verdict names them.
 
-A few very long calls raise the total, but also the variance, so a single run can't show that they aren't noise. They do
-cost time, though, and count as SLOWEST if they change the time of the whole program. If there are too few runs and that
-time changes in another way, by no more than calls vary, the result is UNSURE rather than noise: all calls of one run
-may have been slow for the same reason.
+A few very long calls raise the total, but also the variance, so a single run can't show that they aren't noise. But
+they do cost time, so they count as SLOWEST if they change the time of the whole program. If there are too few runs, and
+the time of the program changes by other calls, but by no more than calls vary, the result is UNSURE rather than noise:
+all calls of a run may have been slow for the same reason.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FEW, RUNS = 5, 3  # durations, and runs per side, that are enough to know their 
 OUTLYING, VISIBLE = (
     5.0,
     0.05,
-)  # an outlier is this many standard deviations from the median of runs, and this share of it
+)  # an outlier is this many standard deviations, and this share of the median, away from the median of the runs
 SCALE = 1.4826  # standard deviation / median distance from the median, in a normal distribution
 DIGITS = re.compile(r"\d+")
 
 
 class RunSums:
-    """A function or kernel in one run: the number of calls, the duration of each timed call in ns, and the bytes."""
+    """One function or kernel in one run: the number of calls, the durations of timed calls in ns, and the bytes."""
 
     def __init__(self, number: int = 0, bytes_: float = 0.0) -> None:
         self.number = number
@@ -126,7 +126,7 @@ def make_side(runs: Sequence[RunSums]) -> Side:
 
 
 def tell_difference(a: Side, b: Side, whole: float) -> str:
-    """Return how two sides differ; `whole` is the ns that a run spends in everything compared."""
+    """Return how two sides differ. `whole` is the time in ns that a run spends in everything that's compared."""
     several = min(len(a.runs), len(b.runs)) >= RUNS
     if not a.number or not b.number:
         return ONLY_B if b.number else ONLY_A
@@ -153,7 +153,9 @@ def tell_difference(a: Side, b: Side, whole: float) -> str:
 
 
 def _values_differ(a: Sequence[float], b: Sequence[float], several: bool) -> bool:
-    """Return True if counts or bytes differ; with fewer than RUNS runs, if the sides have no value in common."""
+    """Return True if counts or bytes differ. With fewer than RUNS runs, they differ if the two sides have no value in
+    common.
+    """
     return is_apart(mean_of(a), mean_of(b)) if several else set(a).isdisjoint(b)
 
 
@@ -173,10 +175,11 @@ def _tell_slowest(a: Side, b: Side, whole: float) -> str:
 
 
 def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """Return the names under which to compare kernels found on only one side, if they match others except for numbers.
+    """Return names under which kernels found on only one side should be compared: two kernels match if their names
+    differ only in numbers.
 
-    Programs number the kernels they generate, as in triton_poi_fused_add_3, and not always in the same way. A number
-    that distinguishes kernels in the same way on both sides, such as a tile size, is kept.
+    Programs number the kernels that they generate, as in triton_poi_fused_add_3, and not always in the same way.
+    Numbers that distinguish the kernels of both sides in the same way, such as tile sizes, remain.
     """
     only = [sorted({*a} - {*b}), sorted({*b} - {*a})]
     shapes: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
@@ -191,7 +194,9 @@ def pair_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
 
 
 def _pair_numbered(shape: str, a: list[str], b: list[str]) -> dict[str, str]:
-    """Return the names under which to compare names of one `shape`, with only the numbers that both sides have."""
+    """Pair the names of one `shape` (equal except for numbers). Return them with only the numbers that both sides
+    have.
+    """
     numbers = [[*zip(*map(DIGITS.findall, names), strict=True)] for names in (a, b)]
     kept = [{*left} <= {*right} or {*right} <= {*left} for left, right in zip(*numbers, strict=True)]
 

@@ -1,6 +1,7 @@
-"""The lengths of gaps by group. If recording was off in a gap, its length isn't known: such a gap is CUT.
+"""Collect the lengths of gaps by group.
 
-Only the number and the recorded time of cut gaps are kept; that time is included in the total.
+If recording was off during a gap, its length isn't known. Such a gap is *cut*: it's counted separately, and only the
+part that was recorded is added to the total.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from gpt.screen.units import amount, human_time
 
 
 def describe_cut(count: int, what: str, where: str) -> str:
-    """Say which columns include the time of cut gaps; `what` is their number, and `where` names columns."""
+    """Return a sentence that says how the time of cut gaps is counted. `what` says how many there are, and `where`
+    which columns include their time.
+    """
     verb = "is" if count == 1 else "are"
     return f"{what} around that time {verb} not counted or listed, but the recorded time is in {where} and 'share'"
 
@@ -23,14 +26,14 @@ def describe_loading(kernels: int, time: float) -> str:
 
 
 class GapLengths(Numbers):
-    """Lengths of gaps in ns. Cut gaps don't count in the number, the maximum and the percentiles."""
+    """Lengths of gaps in ns, by group. Cut gaps are excluded from the number, the maximum and the percentiles."""
 
     def __init__(self) -> None:
         super().__init__()
         self._cut: dict[Hashable, tuple[int, int]] = {}
 
     def add_gaps(self, group: Hashable, recorded: Whole, off: Whole) -> Whole:
-        """Add gaps by their recorded time and the time that recording was off in each. Return the gaps that were
+        """Add gaps: for each, how long it was recorded, and how long recording was off. Return the gaps that were
         recorded completely.
         """
         whole: Whole = recorded[off == 0]
@@ -42,7 +45,7 @@ class GapLengths(Numbers):
         return whole
 
     def cut(self, group: Hashable) -> tuple[int, int]:
-        """Return the number of cut gaps, and the recorded ns in them."""
+        """Return the number of cut gaps, and the total of the time recorded in them."""
         return self._cut.get(group, (0, 0))
 
     def recorded(self, group: Hashable) -> int:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 Array = npt.NDArray[np.void]
-Place = tuple[int, int]  # a process, and one of its devices
+Place = tuple[int, int]  # a process, and the ordinal of one of its devices
 LISTED = 1000  # switches whose times are kept
 ALL = "all processes"
 
 
 class Switch(NamedTuple):
-    """A switch to another context or process: its `place`, the time, and how many ns the calls or the GPU took."""
+    """A switch to another context or process: where and when it happened, and how many ns the calls or the GPU took."""
 
     place: str
-    process: int | None  # the thread's process
+    process: int | None  # the process that the thread belongs to
     source: str
     target: str
     at: int
@@ -66,7 +66,7 @@ class Switches:
             self._points = self.points()
 
     def points(self) -> list[Switch]:
-        """Return the first LISTED switches."""
+        """Return the switches whose times were kept: the first LISTED."""
         return sorted(self._points, key=lambda switch: switch.at)[:LISTED]
 
     def order(self) -> None:
@@ -83,7 +83,9 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU in ns, and the work before and after it."""
+    """An idle period of a GPU in ns. `after` is the work before it, which it came after; `before` is the work that
+    ended it.
+    """
 
     begin: int
     took: int
@@ -95,13 +97,12 @@ class GpuUse:
     """The work on a GPU, and the idle time of each group.
 
     A group is the whole GPU (ALL), a process, or a stream of a process. `gaps` has the lengths of its idle periods.
-    `longest` has the longest idle periods of the whole GPU, except those in which recording was off. `breaks` has
-    periods in which no process had work left, until the next process began to use the GPU: what the GPU did then isn't
-    known, so they don't count as idle.
+    `longest` has the longest idle periods of the whole GPU during which recording was on. `breaks` are periods in which
+    none of the processes was using the GPU. What the GPU did then isn't known, so they don't count as idle.
     """
 
     def __init__(self, name: str, places: list[Place], unrecorded: dict[int, Unrecorded], breaks: Unrecorded) -> None:
-        """`unrecorded` has the periods that each process didn't record."""
+        """`unrecorded` has the periods for which each process didn't record anything."""
         self.name = name
         self.places = places
         self.processes = sorted({process for process, _ in places})
@@ -112,23 +113,23 @@ class GpuUse:
         self._groups = Groups()
         self._last: int | None = None  # the process whose kernel started last
         self.longest: list[IdlePeriod] = []
-        self._ender: tuple[Work, int] | None = None  # the work that ended last so far, and when
+        self._ender: tuple[Work, int] | None = None  # the work that has ended last so far, and when
         self.breaks, self._paused = breaks, unite([*unrecorded.values()])
         self._unrecorded: dict[Hashable, Unrecorded] = {ALL: unite([self._paused, breaks])}
         for process, off in unrecorded.items():
             self._unrecorded[process] = off
-        self._unknown = defaultdict[Hashable, int](int)  # by group: ns by which gaps were shortened
+        self._unknown = defaultdict[Hashable, int](int)  # by group: ns during which recording was off
 
     def whole(self, group: Hashable) -> int:
         """Return the time from the first start to the last end, without unrecorded idle time."""
         return self._reach[group] - self._began[group] - self._unknown[group]
 
     def edges(self, group: Hashable) -> tuple[int, int]:
-        """Return the first start and the last end."""
+        """Return the start of the group's first work and the end of its last."""
         return self._began[group], self._reach[group]
 
     def add(self, rows: Array, names: list[str], switches: Switches) -> None:
-        """Add GPU times that follow the ones already added; `names` are the processes' names."""
+        """Add GPU times, later than those already added. `names` are the names of the processes."""
         if len(self.processes) > 1:
             gaps, off = self._add(ALL, rows)
             self._keep_longest(ALL, rows, np.where(off > 0, 0, gaps))
@@ -145,7 +146,9 @@ class GpuUse:
                     self._add((process, stream), mine[order])
 
     def _add(self, group: Hashable, rows: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the recorded ns for which the group was idle before each row, and how long recording was off then."""
+        """Return how long the group was idle before each row, in ns: the time while recording was on, and while it was
+        off.
+        """
         begins = rows["begin"]
         first = group not in self._reach
         if first:
@@ -161,7 +164,7 @@ class GpuUse:
         return gaps, off
 
     def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
-        """Keep the LISTED longest idle periods, among them those before the rows just added."""
+        """Update the list of the LISTED longest idle periods: some may have ended at these rows."""
         ends = rows["begin"] + rows["duration"].astype(np.int64)
         reach = np.maximum.accumulate(ends)
         ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # the row that ends last so far
@@ -179,7 +182,7 @@ class GpuUse:
             self._ender = _work(rows[ender[-1]]), int(reach[-1])
 
     def _add_switches(self, rows: Array, gaps: npt.NDArray[np.int64], names: list[str], switches: Switches) -> None:
-        """Add the points at which the GPU switches between processes; `names` are the processes' names."""
+        """Record where the GPU switches between processes, which have these `names`."""
         process = rows["process"].astype(np.int64)
         before = np.concatenate(([process[0] if self._last is None else self._last], process[:-1]))
         for at in np.flatnonzero(process != before).tolist():
@@ -193,7 +196,7 @@ def _work(row: Any) -> Work:
 
 
 def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[GpuUse]:
-    """Return the use of each GPU that ran anything. Also add the `switches` between processes, which have `names`."""
+    """Return how each GPU that ran anything was used, and add switches between processes to `switches`."""
     gpus, places = Gpus(), defaultdict[int, list[Place]](list)
     for number, device in trace.gpus():
         place = gpus.number(trace.processes[number], None if device == NO_DEVICE else device)
@@ -215,7 +218,9 @@ def find_uses(trace: TraceModel, names: list[str], switches: Switches) -> list[G
 
 
 class Current(NamedTuple):
-    """A thread's context from `start` on (ns), 0 for none; the call that changed it took `took` ns."""
+    """A change of a thread's current context at `start`, in ns: the new `context` (0 if none), and how many ns the call
+    took.
+    """
 
     thread: int
     start: int
@@ -224,13 +229,13 @@ class Current(NamedTuple):
 
 
 class Contexts:
-    """The contexts of the threads of a process."""
+    """Follows the current context of each thread of a process."""
 
     def __init__(self) -> None:
         self._stacks = defaultdict[int, list[int]](list)
 
     def iter(self, calls: CallTable) -> Iterator[Current]:
-        """Yield the changes made by calls, which follow the calls passed last time."""
+        """Yield the changes made by these calls, which come after the calls of earlier invocations."""
         good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
         rows = calls.rows[["thread", "start", "duration", "object"]][good]
         for (thread, start, took, context), act in zip(rows.tolist(), calls.acts[good].tolist(), strict=True):
@@ -265,7 +270,7 @@ class ThreadSwitches:
 
 
 def _change(stack: list[int], act: int, context: int) -> None:
-    """Apply a call to its thread's stack of contexts, whose last one is current."""
+    """Apply a call to the stack of contexts of its thread. The last one on the stack is current."""
     if act & PUSH:
         stack.append(context)
     elif stack:
@@ -283,6 +288,6 @@ def name_processes(who: list[Who]) -> list[str]:
 
 
 def find_untimed(trace: TraceModel) -> list[Process]:
-    """Return the processes whose work on a GPU has no times."""
+    """Return the processes that used a GPU but have no GPU times."""
     timed = {number for number, _ in trace.gpus()}
     return [process for number, process in enumerate(trace.processes) if number not in timed]

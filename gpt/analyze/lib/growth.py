@@ -1,6 +1,4 @@
-"""Distinguish memory that keeps growing from memory that a program allocates once, which grows only until the last
-allocation.
-"""
+"""Find memory that keeps growing, as opposed to memory that a program allocates once."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from gpt.analyze.lib.allocations import Pieces
 
-PARTS, EACH = 4, 0.1  # parts of that time, and the minimum share of the growth in each
-START = 0.1  # share of all allocated bytes that come before that time
+PARTS, EACH = 4, 0.1  # number of parts into which the time is divided, and the minimum share of the growth in each
+START = 0.1  # the time begins when this share of all bytes has been allocated
 LEAST = 10  # allocations that were not freed
-LONG = 0.2  # the period must take at least this share of the time to the last call
+LONG = 0.2  # minimum length of the time, as a share of the time from its start to the last call
 
 
 class Growth(NamedTuple):
-    """Memory that grew from `start` to `end` bytes in `time` ns, in `pieces` that weren't freed meanwhile."""
+    """Memory that grew from `start` to `end` bytes in `time` ns; `pieces` of it weren't freed."""
 
     start: float
     end: float
@@ -29,10 +27,10 @@ class Growth(NamedTuple):
 
 
 def find_growth(pieces: Pieces, last: int, chosen: npt.NDArray[np.bool_]) -> Growth | None:
-    """Return how the `chosen` memory of a process grew until its last call, or None if it didn't grow steadily.
+    """Return how the `chosen` memory of a process grew until its `last` call, or None if it didn't grow steadily.
 
-    The time considered is from when START of all bytes had been allocated until the last allocation. Each quarter of it
-    must have at least a tenth of the growth.
+    The period from when START of all bytes had been allocated until the last allocation is divided into quarters. Each
+    of them must have at least a tenth of the growth.
     """
     begins, ends, sizes = (one[chosen] for one in (pieces.begins, pieces.ends, pieces.sizes))
     if len(begins) < LEAST:

@@ -1,4 +1,6 @@
-"""Turn the calls of a process into a layer (overlay.py), and sum up its copies and its kernels' blocks."""
+"""Convert the calls of a process to a layer (overlay.py). Along the way, sum up its copies and count its kernels'
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # direction, act, and the ar
 
 
 class Copied(NamedTuple):
-    """Copies between host and device: how many, and how many of them from or to pageable memory, with their bytes."""
+    """Copies between host and device: their number and bytes, in total and for pageable memory."""
 
     calls: int = 0
     bytes: float = 0.0
@@ -42,9 +44,10 @@ class Copied(NamedTuple):
 
 
 class HostCalls:
-    """The calls of a process. After reading them, `copied` has sums of the copies by op.
+    """The calls of a process. Once they've been read, `copied` has sums of the copies by op.
 
-    `blocks` has, for each function, the number of launches and the sum of the shares of SMs that had blocks.
+    `blocks` has, for each function, how often it was launched, and the sum of the shares of SMs that its launches could
+    fill.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -58,7 +61,7 @@ class HostCalls:
         self._groups, self._out = Groups(), dict[int, float]()
 
     def iter_layer(self) -> Iterator[Array]:
-        """Yield the calls as LAYER, without ioctls: `note` is the size of the last copy from the device before it."""
+        """Yield the calls, without ioctls, as LAYER. `note` is the size of the latest copy from the device."""
         yield from iter_alone(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[Array]:
@@ -121,7 +124,7 @@ def _find_apis(process: Process) -> list[int]:
 
 
 class Addresses:
-    """The union of ranges of addresses."""
+    """A set of addresses, stored as a union of ranges."""
 
     def __init__(self) -> None:
         self._begins = self._ends = np.zeros(0, np.uint64)
@@ -140,7 +143,7 @@ class Addresses:
         self._begins, self._ends = begins[first], ends[np.append(first[1:], True)]
 
     def have(self, addresses: Pointers) -> npt.NDArray[np.bool_]:
-        """Return which addresses are in a range."""
+        """Return which addresses are in the set."""
         if not len(self._begins):
             return np.zeros(len(addresses), bool)
         at = np.searchsorted(self._begins, addresses.astype(np.uint64), "right").astype(np.int64) - 1

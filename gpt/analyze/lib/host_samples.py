@@ -1,4 +1,4 @@
-"""Samples of host threads: names of frames, and the samples that lie in pieces of time or in calls."""
+"""Samples of host threads: count those taken during given periods or calls, and name their frames."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gpt.trace.spill import Array
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-LIBRARY, PACKAGES = "/lib/python3", "/site-packages/"  # in paths of files that aren't the program's own
+LIBRARY, PACKAGES = "/lib/python3", "/site-packages/"  # directories of code that isn't the program's own
 RUNS = "(native code)"
 INTERPRETER = re.compile(r"(lib)?python\d")
 SYSTEM = re.compile(r"(ld-linux|libc|libm|libpthread)\b")
-DEEPEST = 128  # most Python frames of a sample
+DEEPEST = 128  # most Python frames in a sample
 NO_CALL = -1
-WIDEST, MOSTLY = 60, 50  # columns of a name; % of samples
+WIDEST, MOSTLY = 60, 50  # columns of a name; percentage that counts as most samples
 
 
 class Place(NamedTuple):
@@ -44,7 +44,7 @@ class Hits(NamedTuple):
     waiting: int
 
     def plus(self, other: Hits) -> Hits:
-        """Return the sum."""
+        """Add up two counts."""
         return Hits(self.samples + other.samples, self.waiting + other.waiting)
 
 
@@ -72,7 +72,7 @@ def iter_places(places: Places) -> Iterator[tuple[Any, ...]]:
 
 
 def describe_places(places: Places) -> str:
-    """Say in brackets where most samples are, or nothing without samples."""
+    """Return text in brackets that says where most samples were taken, or an empty string without samples."""
     for at, caller, samples, share, waiting in iter_places(places):
         outer = f", called from {shorten(caller, WIDEST)}" if caller else ""
         waits = "waiting " if waiting > MOSTLY else ""
@@ -82,7 +82,7 @@ def describe_places(places: Places) -> str:
 
 
 def name_frame(frame: CallFrame) -> str:
-    """Return "data.py:41 collate" for a Python frame, "libfoo.so parse" for a native one."""
+    """Return `data.py:41 collate` for a Python frame, `libfoo.so parse` for a native one."""
     file = os.path.basename(frame.path or "") or "?"
     if frame.is_python:
         line = f":{frame.line}" if frame.line else ""
@@ -91,7 +91,9 @@ def name_frame(frame: CallFrame) -> str:
 
 
 class HostSamples:
-    """The samples of a process. `rows` is sorted by thread and time; `hits` counts how often each was found."""
+    """The samples of a process. `rows` is sorted by thread and time; `hits` has how often `find` counted each
+    sample.
+    """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
         process = trace.processes[number]
@@ -103,7 +105,9 @@ class HostSamples:
         self._threads = {thread: slice(*edges[at : at + 2]) for at, thread in enumerate(threads.tolist())}
 
     def find(self, pieces: Array) -> None:
-        """Count the samples in pieces of time, which have `thread`, `begin` and `end`."""
+        """Count the samples that were taken during these pieces of time, which have a `thread`, a `begin` and an
+        `end`.
+        """
         for thread, part in self._threads.items() if len(pieces) else ():
             mine = pieces[pieces["thread"] == thread]
             low, high = (np.searchsorted(self.rows["at"][part], mine[edge]) for edge in ("begin", "end"))
@@ -127,7 +131,7 @@ class HostSamples:
         return found
 
     def places(self) -> Places:
-        """Return the places of the samples that were found, with the number of times."""
+        """Return the places in the code where the counted samples were taken, with their numbers."""
         found: Places = {}
         rows, hits = self.rows[self.hits > 0], self.hits[self.hits > 0]
         for row, count in zip(rows.tolist(), hits.tolist(), strict=True):
@@ -145,15 +149,15 @@ class HostSamples:
         return Place(name_frame(frames[0]), name_frame(own) if own else None)
 
     def name_native(self, native: int, syscall: int) -> str:
-        """Return the native frame of a sample, or else the system call in which it waits."""
+        """Return the name of a sample's native frame, or of the system call in which it waits."""
         frames = self._sites.frames(native)
         if frames and (frames[0].function or frames[0].path):
             return name_frame(frames[0])
         return f"waiting in {name_syscall(syscall)}" if syscall != NONE else RUNS
 
     def iter_stacks(self) -> Iterator[tuple[int, list[str], bool]]:
-        """Yield the index of each sample, the names of its frames, outermost first, and whether it ran native code: a
-        library that Python called, other than the interpreter and the system's.
+        """Yield, for each sample: its index, the names of its frames, outermost first, and whether it was in native
+        code that Python called, outside of the interpreter and the system's libraries.
         """
         named: dict[int, list[str]] = {}
         for at, (python, native, syscall) in enumerate(self.rows[["python", "native", "syscall"]].tolist()):
@@ -164,18 +168,20 @@ class HostSamples:
             yield at, [*named[python], *inner], called or not named[python]
 
     def _is_called(self, native: int) -> bool:
-        """Return whether the native code is in a library other than the interpreter and the system's."""
+        """Return whether native code is in a library that Python called, other than the interpreter and the system's
+        libraries.
+        """
         frames = self._sites.frames(native) if native else []
         file = os.path.basename(frames[0].path or "") if frames else ""
         return bool(file) and not INTERPRETER.match(file) and not SYSTEM.match(file)
 
     def count_deepest(self) -> int:
-        """Return the number of samples that may lack outer frames, because as many were read as there can be."""
+        """Return how many samples have the maximum number of frames, so that outer ones may be missing."""
         deep = {id_ for id_ in set(self.rows["python"].tolist()) if len(self._sites.frames(id_)) >= DEEPEST}
         return int(np.isin(self.rows["python"], [*deep]).sum())
 
     def find_unread(self) -> str | None:
-        """Return the interpreter whose Python frames weren't read in any sample, or None."""
+        """Return the interpreter if Python frames couldn't be read in any sample, or None."""
         if self.rows["python"].any():
             return None
         files = Counter[str]()
@@ -198,7 +204,7 @@ def _name_in_stack(frame: CallFrame) -> str:
 
 
 def count_frames(stacks: Counter[tuple[str, ...]]) -> dict[str, Hits]:
-    """Return the samples that each frame is in; here `waiting` counts those in which it's the innermost."""
+    """Count, for each frame, the samples that contain it. `waiting` counts those in which it's the innermost one."""
     found: dict[str, Any] = {}
     for stack, count in stacks.items():
         for frame in set(stack):

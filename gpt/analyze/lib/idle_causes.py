@@ -39,7 +39,7 @@ from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # special values of a piece's `what`; other values are function ids
+HOST, QUEUED_WORK, NOT_SAID = NOTHING, -2, -3  # special values of a piece's `what`; other values are ids of functions
 OFF, UNKNOWN, BETWEEN, LATE, WAIT, PACE, CALL, HOST_CODE = CAUSES = (
     "recording off", "not known", "between work", "begun late", "after a wait", "launch pace", "in a call", "host code",
 )  # fmt: skip
@@ -54,10 +54,10 @@ FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note",
 
 @dataclass
 class Times:
-    """Idle times of one kind: their number, total and longest ns, and sums that the causes need.
+    """Sums for idle times of one kind: their number, total and longest ns, and what the causes need.
 
-    `waited` is how long the host had waited for the GPU, `items` how many of these waits were for a small copy, `took`
-    the ns of the work that ended the idle times.
+    `waited` is how many ns the host had waited for the GPU, `items` how many of these waits were for a small copy, and
+    `took` the ns of the work that ended the idle times.
     """
 
     count: int = 0
@@ -75,7 +75,7 @@ class Times:
 
 
 class Longest(NamedTuple):
-    """One of the longest idle times of a process; `at` counts from the beginning of the process."""
+    """One of the longest idle times of a process. `at` is when it began, counted from the beginning of the process."""
 
     took: int
     at: int
@@ -93,8 +93,8 @@ class Longest(NamedTuple):
 class Reasons:
     """The idle times that ended with work of one process, or of several.
 
-    `causes` is indexed by cause and function; `doing` by what the thread did and the function in which it had waited;
-    `ranges` by NVTX range and cause. `places` says where the threads' own code was, from samples.
+    `causes` has sums by cause and function; `doing` by what the thread did and in which function it had waited;
+    `ranges` by NVTX range and cause. `places` says, from samples, where the threads' own code was.
     """
 
     causes: dict[tuple[str, str | None], Times] = field(default_factory=dict)
@@ -118,7 +118,9 @@ class Reasons:
 
 
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:
-    """Return the causes of a GPU's idle times before work of a process. This also reads the calls of `host`."""
+    """Return the causes of the idle times that ended with work of a process. `idle` has these times; the calls of
+    `host` are read along the way.
+    """
     tape = Tape(Aside(), idle.dtype)
     pieces: Iterator[Array] = overlay(_iter_pieces(trace, number, idle, tape), host.iter_layer(), "what")
     pieces = map(_mark_queued, pieces)
@@ -132,8 +134,8 @@ def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) 
 
 
 def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> Iterator[Array]:
-    """Yield the recorded parts of idle times, cut at the call that launched the next work; store the idle times on the
-    tape.
+    """Yield the recorded parts of idle times, cut where the call begins that launched the next work. The idle times
+    themselves are stored on the tape.
     """
     unrecorded = trace.unrecorded(trace.processes[number])
     found = Sorted(Aside(), PIECE, "begin")
@@ -158,8 +160,8 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
 
 
 def _mark_queued(pieces: Array) -> Array:
-    """Assign pieces after the start of the call that launched the next work to that call, or to QUEUED_WORK after it
-    returned.
+    """For pieces that begin during or after the call that launched the next work: leave those in the call as they are,
+    and assign the ones after its return to QUEUED_WORK.
     """
     other = (pieces["begin"] >= pieces["call"]) & (pieces["since"] != pieces["call"]) & (pieces["what"] >= 0)
     pieces["what"][other] = QUEUED_WORK
@@ -167,7 +169,7 @@ def _mark_queued(pieces: Array) -> Array:
 
 
 class _Sums:
-    """Adds up pieces. An idle time gets its cause once all of its pieces have been added."""
+    """Adds up pieces of idle times. The cause of an idle time is determined when all of its pieces have been added."""
 
     def __init__(self, trace: TraceModel, number: int, tape: Tape) -> None:
         self.reasons = Reasons()
@@ -199,7 +201,7 @@ class _Sums:
             self.finish(int(pieces["end"].max()))
 
     def finish(self, bound: int | None) -> None:
-        """Find the causes of the idle times that end by then, or of all that remain."""
+        """Determine the causes of all idle times that end no later than `bound`, or of all that remain."""
         if bound is None:
             self.reasons.places = self._samples.places()
         numbers = np.unique(self._groups["number"])
@@ -258,8 +260,8 @@ class _Sums:
         self._keep_longest(rows, total, cause, named, parts, groups, which)
 
     def _block(self, apis: Array, waited: Array) -> npt.NDArray[np.bool_]:
-        """Return which calls copy or set memory and wait for it. An asynchronous copy counts if it took longer than
-        FAST.
+        """Return which calls copy or set memory and wait for completion. An asynchronous copy counts if it took longer
+        than FAST.
         """
         known = self._process.apis
         copies = {id_: known[id_] for id_ in np.unique(apis).tolist() if id_ in known}
@@ -322,7 +324,7 @@ class _Sums:
 
 
 def _unite(groups: Array) -> Array:
-    """Add up the ns of equal keys."""
+    """Merge rows with equal keys, adding up their ns."""
     if not len(groups):
         return groups
     groups = take(groups, np.lexsort((groups["range"], groups["what"], groups["number"])))
@@ -344,8 +346,8 @@ def _add_up(which: Array, values: Array, count: int) -> npt.NDArray[np.int64]:
 
 
 def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
-    """Return, for each idle time, the ns in all calls, and the function that took the most time with its ns, or
-    (NOTHING, 0).
+    """For each idle time, return the ns in all calls, the function with the most time, and that time; (NOTHING, 0) if
+    there were no calls.
     """
     own = groups[groups["what"] >= 0].copy()
     own["range"] = 0
@@ -353,7 +355,7 @@ def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
     which = np.searchsorted(numbers, own["number"])
     calls = _add_up(which, own["ns"], len(numbers))
     top, time = np.full(len(numbers), NOTHING), np.zeros(len(numbers), np.int64)
-    order = np.argsort(own["ns"], kind="stable")  # the last of equal indexes is assigned
+    order = np.argsort(own["ns"], kind="stable")  # the last of several equal indexes is assigned
     top[which[order]], time[which[order]] = own["what"][order], own["ns"][order]
     return calls, top, time
 
@@ -361,7 +363,7 @@ def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
 def _by(
     numbers: Array, which: Array, keys: tuple[Array, ...], ns: Array
 ) -> tuple[tuple[Array, ...], Array, Mapping[str, Array]]:
-    """Return keys, ns and counts for _sum_by, after merging the parts of an idle time that have the same key."""
+    """Merge the parts of each idle time that have the same key, and return keys, ns and counts for _sum_by."""
     order = np.lexsort((which, *keys))
     columns = [column[order] for column in (*keys, which)]
     first = np.zeros(len(order), bool)
@@ -376,7 +378,7 @@ def _by(
 def _sum_by(
     keys: tuple[Array, ...], total: Array, values: Mapping[str, Array]
 ) -> Iterator[tuple[tuple[int, ...], Times]]:
-    """Yield each combination of keys, with the sums of its idle times."""
+    """Yield each combination of keys, with the sums of the idle times that have it."""
     if not len(total):
         return
     order = np.lexsort(keys)

@@ -1,8 +1,9 @@
-"""Find the times when a GPU was idle, with the work before, the work after, and the call that launched the latter.
+"""Find the times when a GPU was idle, the work before and after each of them, and the call that launched the work after
+it.
 
-Work of all processes on a GPU counts, and overlaps count once. Copies count as work, too: a GPU that copies isn't idle.
-Times range from a GPU's first work to its last, because nothing is known outside of that. If several processes use the
-GPU one after the other, this applies to each of them: the time between two runs isn't in a trace.
+The work of all processes on a GPU counts, copies included, and work that overlaps counts once. Only the time from a
+GPU's first work to its last is covered, because nothing is known about the rest. If several processes use the GPU one
+after the other, this applies to each of them: the time between two runs isn't in a trace.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ IDLE = [("begin", "<i8"), ("end", "<i8"), ("gpu", "<u4"), ("thread", "<u8"), ("c
 
 
 class Use(NamedTuple):
-    """The use of a GPU between its first and last work, in ns: for kernels or graphs, for copies
-    only, or not at all.
+    """The use of a GPU between its first and last work, in ns: for kernels or graphs, only for copies, or not
+    at all.
     """
 
-    key: Hashable  # identifies the GPU among all processes
+    key: Hashable  # identifies the GPU across processes
     processes: list[int]
     whole: int
     kernels: int
     copies: int
     idle: int
-    times: int  # number of idle periods, without cut ones
+    times: int  # number of idle periods that were recorded completely
     cut: int  # number of idle periods in which recording was off for a while
-    host_copies: float  # share of the time of copies and memsets that was spent on copies to or from the device
+    host_copies: float  # share of copies to or from the device in the time of all copies and memsets
     first: int
     last: int
-    off: int  # ns that aren't known: recording was off, or no process had work left
+    off: int  # ns that aren't known, because recording was off or no process was using the GPU
 
 
 class _Gpu:
-    """The union of a GPU's work so far."""
+    """Follows the work on one GPU, and finds the times when there's none."""
 
     def __init__(self, unrecorded: Unrecorded) -> None:
         self.unrecorded = unrecorded
@@ -60,8 +61,8 @@ class _Gpu:
         self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the last work to end
 
     def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
-        """Return the idle times before these rows, which must follow the rows added before; `number` is the GPU's
-        number.
+        """Return the idle times that ended at these rows, which must be later than the rows added before. `number` is
+        the number of the GPU.
         """
         begins = rows["begin"]
         ends = begins + rows["duration"].astype(np.int64)
@@ -102,10 +103,9 @@ class _Gpu:
 
 
 def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
-    """Return how each GPU was used and, for each process, the idle times that ended because its work began, sorted by
-    when they began. Their fields are those in IDLE.
-
-    The last value has, for each process, the ns of GPU work by function.
+    """Find the idle times of all GPUs. Return how each GPU was used; for each process, the idle times that ended
+    because its work began, sorted by their begin, with the fields of IDLE; and for each process, the ns of GPU work by
+    function.
     """
     places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for number, device in trace.gpus():
@@ -139,7 +139,7 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
 
 
 def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the begin of a process's first work on these devices, and the end of its last."""
+    """Return the begin of a process's first work on these devices, and the end of its last work."""
     first: int | None = None
     last = 0
     for rows in trace.iter_gpu_times([place for place in places if place[0] == number]):
@@ -149,7 +149,7 @@ def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -
 
 
 def find_breaks(trace: TraceModel, places: list[tuple[int, int]]) -> Unrecorded:
-    """Return the periods between the first and the last work on some devices in which no process had work left."""
+    """Return the periods, between the first and the last work on these devices, in which no process was using them."""
     edges = [_find_edges(trace, number, places) for number in {number for number, _ in places}]
     begins, ends = [], []
     reach: int | None = None
@@ -168,7 +168,7 @@ def _add_times(times: Counter[int], rows: Array) -> None:
 
 
 def _find(rows: Array, acts: list[Acts], numbers: list[int], wanted: int) -> npt.NDArray[np.bool_]:
-    """Return which rows were started by a call with one of the `wanted` acts."""
+    """Return the rows whose call performs one of the `wanted` acts."""
     found = np.zeros(len(rows), bool)
     for number in numbers:
         found |= (rows["process"] == number) & ((acts[number].of_ids(rows["api"]) & wanted) != 0)

@@ -1,4 +1,7 @@
-"""The innermost NVTX range of each thread over time: pushed ranges as a layer without overlaps (overlay.py)."""
+"""Find the innermost NVTX range of each thread over time, as a layer without overlaps (overlay.py).
+
+Only ranges that were pushed and popped by a thread are considered.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ from gpt.trace.unrecorded import FOREVER
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-BATCH = 1 << 14  # rows of Python numbers before they become an array
+BATCH = 1 << 14  # rows to collect in Python lists before they're converted to an array
 
 
 def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
-    """Yield the parts of pushed ranges outside of any inner range of their thread, as LAYER, sorted by begin.
+    """Yield when each pushed range was the innermost one of its thread, as rows of LAYER, sorted by begin.
 
-    `what` is an index into the texts of the process's ranges. An inner range ends with the outer one at the latest, and
-    a range that never ended lasts FOREVER.
+    `what` is an index into the texts of the process's ranges. An inner range is cut off at the end of the outer one,
+    and a range that never ended lasts FOREVER.
     """
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []
     stacks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # by thread: ends and names, the innermost last
-    since: dict[int, int] = {}  # by thread: the end of the parts added so far
+    since: dict[int, int] = {}  # by thread: until when rows have been added
 
     def leave(thread: int, until: int | None) -> None:
-        """Add the parts of ranges that ended by then, or of all ranges."""
+        """Close the ranges that ended no later than `until`, or all ranges, and add rows for them."""
         stack = stacks[thread]
         while stack and (until is None or stack[-1][0] <= until):
             end, name = stack.pop()

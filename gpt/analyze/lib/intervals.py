@@ -9,9 +9,8 @@ Whole = npt.NDArray[np.int64]
 
 
 def unite(groups: npt.NDArray[np.generic], begins: Whole, ends: Whole) -> tuple[Whole, Whole, Whole]:
-    """Return the union of each group's intervals as disjoint intervals: index of the group, begin, end.
-
-    The index refers to the sorted groups.
+    """Merge the overlapping intervals of each group. Return, for each resulting interval, the index of its group among
+    the sorted groups, its begin and its end.
     """
     count = len(groups)
     times, ranks = np.unique(np.concatenate([begins, ends]), return_inverse=True)

@@ -1,8 +1,9 @@
-"""Find the iterations of a process: how many launches repeat, how often, from when on, and how fast.
+"""Find the iterations of a process: how many launches make up one, how many there are, where they begin, and how long
+they take.
 
 The first MOST launches of a process are kept, 20 bytes each: the time, the kernel or graph, the thread, the stream, and
-the duration of the call. The launches of all threads form one sequence in time order. If no unit repeats in SHARE of
-it, for instance because threads interleave randomly, each thread and each stream is searched individually.
+the duration of the call. The launches of all threads form one sequence in time order. If no unit covers SHARE of it,
+for instance because threads interleave randomly, each thread and each stream is searched on its own.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ WHOLE, INSIDE, OTHER = (
     "iteration",
     "part of it",
     "repetition",
-)  # roles of units: what covers most, repetitions inside it, others of the same length
-NESTED = 3  # units per sequence: the iteration, and repetitions inside it
+)  # roles of units: largest coverage, repetitions inside it, others of the same length
+NESTED = 3  # units found in a sequence: the iteration, and repetitions inside it
 OTHERS, LITTLE = 7, 0.05  # number of other units of the same length to list, and minimum coverage of each
 SCOPES = 8  # threads, and streams, to examine: the ones with the most launches
 GRAPH = np.uint32(1 << 31)  # set in codes of graphs: the rest is a handle's index, or else a function's id
@@ -44,12 +45,12 @@ Stamps = npt.NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
-    """A unit that repeats in the launches of a `scope`. `covered` launches are in complete units; times are time stamps
-    or ticks.
+    """A unit of launches that repeats.
 
-    `codes` are the launches of one iteration, which occurs `times` times; `first` is the index of the launch that
-    begins it. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the unit occurs if each thread's
-    launches are counted alone.
+    `scope` says in which launches: all, a thread's or a stream's. `codes` are the launches of one unit. It occurs
+    `times` times, for the first time at launch number `first`; `covered` launches are part of a complete unit. `start`,
+    `end` and `took` are in the unit of time stamps. `role` is WHOLE, INSIDE or OTHER. `in_threads` is how often the
+    unit occurs if the launches of each thread are counted separately.
     """
 
     role: str
@@ -71,7 +72,7 @@ class LaunchSequence:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._kept = 0
-        self._totals = Counter[int]()  # calls by api, as in the parts
+        self._totals = Counter[int]()  # calls by api, with the keys of the parts
         self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api, -api for kernels, and the columns
         self._graphs: dict[int, int] = {}  # index of each graph, by handle
         self._threads: dict[int, int] = {}  # index of each thread, by id
@@ -95,12 +96,14 @@ class LaunchSequence:
         return sum(count for key, count in self._totals.items() if self._launches(key))
 
     def _launches(self, key: int) -> bool:
-        """Return True if calls launched something. A function may get its name after its calls were added."""
+        """Return True if calls with this key launch something. A function may get its name after its calls were
+        added.
+        """
         api = self._process.apis.get(abs(key))
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
 
     def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
-        """Return the parts, without calls that turned out not to launch graphs, or to be captured."""
+        """Return the parts, except for functions that turned out to launch no graphs, or to be captured."""
         return [part for part in self._parts if self._launches(part[0])]
 
     def calls_of_kernels(self) -> npt.NDArray[np.void]:
@@ -151,7 +154,7 @@ class LaunchSequence:
         self._parts.append((api, tuple(np.array(column[:room]) for column in columns)))  # no views: they keep all rows
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
-        """Return the index of each thread, quickly where consecutive rows have the same thread. All after the first
+        """Return the index of each thread, quickly if consecutive rows have the same thread. Threads after the first
         65535 share one index.
         """
         edges = np.flatnonzero(threads[1:] != threads[:-1]) + 1
@@ -160,7 +163,9 @@ class LaunchSequence:
         return np.repeat(np.minimum(places, 0xFFFF).astype(np.uint16), np.diff(begins, append=len(threads)))
 
     def find_units(self) -> list[Unit]:
-        """Return the units that repeat: the scope with most launches first, and in each scope the iteration first."""
+        """Return the units that repeat. The scope with the most launches comes first, and in each scope the iteration
+        comes first.
+        """
         parts = [columns for _, columns in self._named()]
         if not parts:
             return []
@@ -196,11 +201,11 @@ class LaunchSequence:
 
 
 def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: Codes) -> Iterator[Unit]:
-    """Yield the iteration and what repeats inside it, then other units of the same length.
+    """Yield the iteration and the units that repeat inside it, then other units of the same length.
 
-    `times` exclude unrecorded time; `off` says how much of it precedes each launch. A single unit that covers SHARE of
-    the sequence is the iteration. If only several units of one length do so together, there's no iteration, and they're
-    yielded as others.
+    `times` exclude unrecorded time; `off` says how much unrecorded time precedes each launch. An iteration is a single
+    unit that covers SHARE of the sequence. If it takes several units of one length to cover that much, there's no
+    iteration, and they're yielded as others.
     """
     found = find_after(codes, lambda: _count_warm(codes))
     if found.unit:
@@ -213,7 +218,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: C
 
 
 def _count_warm(codes: Codes) -> int:
-    """Return the number of launches until each recurring kernel has been launched once."""
+    """Return the number of launches after which each kernel that recurs has been launched once."""
     _, firsts, counts = np.unique(codes, True, return_counts=True)
     return int(firsts[counts > 1].max(initial=-1)) + 1
 
@@ -224,14 +229,14 @@ def _make_unit(role: str, scope: str, starts: Stamps, times: Places, off: Places
     took, whole = find_steps(times, period), find_steps(off, period) == 0
     took = took[whole] if whole.any() else took  # exclude units in which recording was off: launches may be missing
     time = float(np.median(took)) if len(took) else 0.0
-    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # including the wait after the last unit
+    last = max(int(starts[ends - length]) + round(time), int(starts[-1]) + 1)  # includes the wait after the last unit
     end = int(starts[ends]) if ends < len(starts) else last
     unit = codes[first : first + length]
     return Unit(role, scope, len(codes), count * length, unit, count, first, int(starts[first]), end, time)
 
 
 class CallTimes:
-    """The times of calls, by function: every call, or one in `step` if there are over a million."""
+    """The times of calls, by function. If there are over a million calls, only one in `step` is kept."""
 
     KEPT = 1 << 20
 
@@ -262,7 +267,7 @@ class CallTimes:
 
 
 class BusyTimes:
-    """The times when the GPU was busy, if recorded, for the first KEPT kernels and copies."""
+    """The times when the GPU was busy, if they were recorded: the first KEPT kernels and copies."""
 
     KEPT = 1 << 20
 
@@ -280,10 +285,11 @@ class BusyTimes:
         self._parts.append([np.array(column) for column in columns])  # no views: they would keep all rows
 
     def find_idle(self, clock: Clock, loaded: Rows, unrecorded: Unrecorded) -> IdleShare | None:
-        """Return the idle time between the first and the last work, without `unrecorded` time, or None if nothing is
-        known.
+        """Return the idle time between the first and the last work, not counting `unrecorded` time. None if there are
+        no GPU times.
 
-        `loaded` says when kernels were loaded: rows with `begin` and `function`, and `cut`, the ns that loading took.
+        `loaded` has a row for each launch in which a kernel was loaded: `begin`, `function`, and `cut`, the ns spent
+        loading.
         """
         if not self._kept:
             return None
@@ -314,9 +320,10 @@ class BusyTimes:
 
 
 class IdleShare(NamedTuple):
-    """The idle time of a GPU: `idle` ns of `total`; the `longest` of `number` began `at` ns of CLOCK_MONOTONIC.
+    """The idle time of a GPU: `idle` ns of `total`. The `longest` of its `number` idle periods began at `at`, in ns of
+    CLOCK_MONOTONIC.
 
-    `idle` and `total` include idle times in which recording was off, but not the unrecorded part.
+    If recording was off during an idle period, only its recorded part counts in `idle` and `total`.
     """
 
     total: int
@@ -324,5 +331,5 @@ class IdleShare(NamedTuple):
     number: int
     longest: int
     at: int
-    after: tuple[int, int]  # the work after it: its kernel's function, or 0, and the call that started it
+    after: tuple[int, int]  # the work that ended it: the function of its kernel, or 0, and the call that started it
     before: tuple[int, int]

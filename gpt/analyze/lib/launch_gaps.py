@@ -1,4 +1,6 @@
-"""Find the gaps between a process's launches: for each thread, the times until its next launch, and the longest."""
+"""Find the gaps between launches: for each thread, how long it was until its next launch, and the longest of these
+gaps.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from gpt.trace.unrecorded import Unrecorded
 
 TOP = 10  # gaps kept per thread
 LONG = 100_000_000  # minimum ns of a long gap
-WAITS = "waits"  # the group of gaps after waits; other groups are threads
+WAITS = "waits"  # the group of the gaps after waits; the other groups are threads
 
 
 class Meanwhile(NamedTuple):
-    """A thread's calls between two launches: their total ns, and the ns and api (or None) of the longest one."""
+    """The calls of a thread between two launches: the total ns, and the ns and the function (or None) of the longest
+    call.
+    """
 
     time: float
     longest: float
@@ -25,7 +29,9 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A gap of `time` ns between a launch and the next one in its thread: both functions, and the calls in between."""
+    """A gap of `time` ns between two consecutive launches of a thread: the functions `after` and `before` which it
+    came, and the calls during it.
+    """
 
     after: int
     before: int
@@ -38,7 +44,7 @@ NO_CALLS = Meanwhile(0.0, 0.0, None)
 
 
 class _Last(NamedTuple):
-    """The last launch of a thread, and the calls since then."""
+    """The most recent launch of a thread, and the calls since then."""
 
     end: int
     function: int
@@ -46,10 +52,11 @@ class _Last(NamedTuple):
 
 
 class Between:
-    """The `gaps` between a process's launches, by thread and after waits, and the `longest` by thread.
+    """The `gaps` between the launches of a process, by thread, and those after waits; and the `longest` gaps of each
+    thread.
 
-    `long` has the number and total ns of a thread's LONG gaps; `edges` has the start of its first launch and the end of
-    its last. `longest` and `long` exclude gaps in which recording was off.
+    `long` has the number and the total ns of LONG gaps in each thread. `edges` has the start of its first launch and
+    the end of its last one. `longest` and `long` exclude gaps in which recording was off.
     """
 
     def __init__(self, unrecorded: Unrecorded) -> None:
@@ -81,11 +88,13 @@ class Between:
 
     @property
     def whole(self) -> int:
-        """Return the recorded ns from the first call to the end of the last one."""
+        """Return the recorded ns from the start of the first call to the end of the last one."""
         return self.last - self.first - self.unrecorded.within_one(self.first, self.last)
 
     def around(self, thread: int) -> tuple[int, int]:
-        """Return the recorded ns from the first call to a thread's first launch, and from its last one to the end."""
+        """Return the recorded ns from the first call to the first launch of a thread, and from its last launch to the
+        end.
+        """
         first, last = self.edges[thread]
         before = first - self.first - self.unrecorded.within_one(self.first, first)
         return before, self.last - last - self.unrecorded.within_one(last, self.last)
@@ -93,7 +102,7 @@ class Between:
     def _add_thread(
         self, thread: int, calls: CallTable, mine: npt.NDArray[np.intp], places: npt.NDArray[np.intp]
     ) -> None:
-        """Add a thread's calls; `places` are its launches, as indexes into `mine`."""
+        """Add the calls of one thread. `places` are the indexes of launches within `mine`."""
         last = self._before.get(thread)
         if len(places):
             own = mine[places]
@@ -101,7 +110,7 @@ class Between:
             begins = np.concatenate(([last.end if last else starts[0]], ends[:-1]))
             off = self.unrecorded.within(begins, starts)
             between = np.maximum(starts - begins, 0) - off
-            known = int(not last)  # nothing precedes the very first launch
+            known = int(not last)  # 0 for the very first launch, which has no gap before it
             if len(between) > known:
                 whole = self.gaps.add_gaps(thread, between[known:], off[known:])
                 long, (count, time) = whole[whole > LONG], self.long.get(thread, (0, 0))
@@ -139,7 +148,7 @@ class Between:
 
 
 def _add_calls(calls: CallTable, places: npt.NDArray[np.intp], known: Meanwhile) -> Meanwhile:
-    """Add calls to the `known` ones."""
+    """Add these calls to the ones already counted in `known`."""
     if not len(places):
         return known
     took = calls.rows["duration"][places]

@@ -1,5 +1,5 @@
-"""Match launches with their GPU work: the duration of each call, and when its kernel or graph began and for how long it
-ran.
+"""Match launches with their work on the GPU. For each launch, this gives the duration of the call, and when its kernel
+or graph began and how long it ran.
 
 A launch *starves* the GPU if no earlier launch of the process was still waiting or running when its call returned:
 nothing was queued, so the GPU had to wait for the host. A launch is *short* if its work took less time than its call.
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.short_calls import Tapes
     from gpt.trace.model import TraceModel
 
-# A launch: when its call began and how long it took and, if it's `timed`, when its work began and for how long it ran.
-# `depth` is the number of earlier launches that were waiting or running when it `returned`.
+# A launch: when its call began and how long it took. If it's `timed`, also when its work began and how long it ran.
+# `depth` is the number of earlier launches that were waiting or running when the call returned, at `returned`.
 LAUNCHED = [("start", "<i8"), ("took", "<f8"), ("thread", "<u8"), ("function", "<u4"), ("begin", "<i8"),
             ("duration", "<f8"), ("timed", "?"), ("depth", "<i8"), ("number", "<i8"), ("returned", "<i8")]  # fmt: skip
 WORK = [("call", "<i8"), ("thread", "<u8"), ("begin", "<i8"), ("duration", "<f8")]
 END = [("end", "<i8")]
-POINTS = 1000  # parts of the time for which the queue's depth is kept
+POINTS = 1000  # number of parts of the time for which the depth of the queue is kept
 BLOCK = 1 << 16  # launches to read at once
-MOST_STEPS = 1000  # rows of a unit's sequence
+MOST_STEPS = 1000  # limit for the rows of a unit's sequence
 DELAY = "delay"
 GRAPH = "(a graph)"
 
 
 @dataclass
 class Sums:
-    """Sums over launches. For timed launches: the ns of calls, of their work, and from the start of a call to the start
-    of its work.
+    """Sums over launches. For timed launches they include, in ns, the calls, their work, and the delays between the
+    start of each call and the start of its work.
     """
 
     launches: int = 0
@@ -50,7 +50,7 @@ class Sums:
     calls: float = 0.0
     work: float = 0.0
     delay: float = 0.0
-    ahead: int = 0  # sum of the launches that were waiting or running when each call returned
+    ahead: int = 0  # adds up how many launches were waiting or running as each call returned
     starved: int = 0
     short: int = 0
     short_work: float = 0.0
@@ -72,7 +72,7 @@ class Sums:
 
 @dataclass
 class Step:
-    """Consecutive launches of one kernel or graph in the unit; the sums are over all repetitions."""
+    """Consecutive launches of the same kernel or graph in the unit, summed over all repetitions."""
 
     name: str
     times: int
@@ -81,27 +81,27 @@ class Step:
 
 @dataclass
 class UnitTimes:
-    """The unit that a process repeats: its number of launches, how often it occurs, and how long it takes, in ns."""
+    """The unit that a process repeats: its number of launches, how often it occurs, and its duration in ns."""
 
     length: int
     times: int
     took: float
     sums: Sums
     steps: list[Step]
-    more: int  # steps beyond MOST_STEPS
+    more: int  # steps that were left out because there are more than MOST_STEPS
 
 
 @dataclass
 class ProcessLaunches:
-    """The launches of a process. Times are in ns. `depths` divides the time since the first launch into parts: when
-    each begins, and how deep the queue was at most.
+    """The launches of a process, with times in ns. `depths` divides the time since the first launch into parts; for
+    each, it has the begin and the greatest depth of the queue.
     """
 
     header: dict[str, Any]
     sums: Sums
-    delays: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile and largest
+    delays: tuple[int, int, int] = (0, 0, 0)  # median, 99th percentile and maximum
     span: int = 0  # from the start of the first launch to the end of the last work
-    first: int = 0  # when that began, from the start of the process
+    first: int = 0  # when that span began, counted from the start of the process
     ranges: dict[str | None, Sums] = field(default_factory=dict)
     unit: UnitTimes | None = None
     depths: list[tuple[int, int]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class ProcessLaunches:
 
 
 def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period | None) -> ProcessLaunches:
-    """Return the launches of a process whose repeated unit is known."""
+    """Return the launches of a process. `period` is the unit that it repeats, if any."""
     process = trace.processes[number]
     tape = _join(trace, number)
     found = ProcessLaunches(process.header, Sums())
@@ -140,7 +140,7 @@ def _delays(rows: Array) -> npt.NDArray[np.int64]:
 
 
 def _join(trace: TraceModel, number: int) -> Tape:
-    """Return the launches in call order."""
+    """Return the launches of a process with their work, in the order of their calls."""
     aside = Aside()
     work, ends = Sorted(aside, WORK, "call"), Sorted(aside, END, "end")
     joined, ordered = Sorted(aside, LAUNCHED, "returned"), Sorted(aside, LAUNCHED, "number")
@@ -181,7 +181,7 @@ def _join(trace: TraceModel, number: int) -> Tape:
 
 
 def _ends(rows: Array) -> npt.NDArray[np.int64]:
-    """Return the times by which both the launch's call had returned and its work had ended."""
+    """For each launch, return the time by which its call had returned and its work had ended."""
     begin, duration, returned = rows["begin"], rows["duration"], rows["returned"]
     found: npt.NDArray[np.int64] = np.maximum(begin + duration.astype(np.int64), returned)
     return found
@@ -198,7 +198,7 @@ def _iter_launches(trace: TraceModel, number: int) -> Iterator[Array]:
 
 
 def _in_chunks(tape: Tape) -> Iterator[Array]:
-    """Yield the rows of a tape in chunks that don't separate launches of the same nanosecond."""
+    """Yield the rows of a tape in chunks. Launches in the same nanosecond stay in one chunk."""
     rest = np.zeros(0, LAUNCHED)
     for rows in tape:
         rows = np.concatenate((rest, rows)) if len(rest) else rows
@@ -211,7 +211,9 @@ def _in_chunks(tape: Tape) -> Iterator[Array]:
 
 
 def _match(calls: Array, work: Array) -> npt.NDArray[np.int64]:
-    """Return the index of each call's work, or -1. The work has the call's start time and thread."""
+    """Return the index of the work that each call launched, or -1. It's the work with the same thread and start of the
+    call.
+    """
     found = np.full(len(calls), -1)
     if not (len(calls) and len(work)):
         return found
@@ -222,13 +224,15 @@ def _match(calls: Array, work: Array) -> npt.NDArray[np.int64]:
     keys["thread"] = np.concatenate((own["thread"], calls["thread"]))
     _, which = np.unique(keys, return_inverse=True)
     place = np.full(int(which.max()) + 1, -1)
-    place[which[: len(own)][::-1]] = order[::-1]  # the first of several wins
+    place[which[: len(own)][::-1]] = order[::-1]  # if several match, the first one is used
     found = place[which[len(own) :]]
     return found
 
 
 def _find_depths(tape: Tape, first: int, last: int) -> list[tuple[int, int]]:
-    """Divide the time in which there were launches into POINTS equal parts, and return the deepest queue in each."""
+    """Divide the time from `first` to `last` into POINTS equal parts, and return when each begins and the deepest queue
+    in it.
+    """
     width = max(1, -(-(last + 1 - first) // POINTS))
     deepest: dict[int, int] = {}
     for rows in tape:
@@ -240,7 +244,7 @@ def _find_depths(tape: Tape, first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _add_ranges(trace: TraceModel, number: int, tape: Tape, found: ProcessLaunches) -> None:
-    """Add up launches by the innermost NVTX range that the thread was in when it launched."""
+    """Add up launches by the innermost NVTX range in which the thread made them."""
     texts = [text if domain is None else f"{domain}: {text}" for domain, text in trace.ranges(number).texts]
     for pieces in overlay(_iter_moments(tape), iter_innermost(trace, number), "range"):
         pieces = pieces[np.argsort(pieces["number"])]
@@ -262,7 +266,7 @@ def _iter_moments(tape: Tape) -> Iterator[Array]:
 
 
 def _find_unit(trace: TraceModel, number: int, tape: Tape, tapes: Tapes, period: Period) -> UnitTimes:
-    """Return the sums of each launch of the unit over all repetitions; consecutive launches of one kernel form one
+    """Sum up each launch of the unit over all repetitions, and merge consecutive launches of the same kernel into a
     step.
     """
     names, length = trace.processes[number].kernels(), period.length

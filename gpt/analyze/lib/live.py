@@ -1,8 +1,8 @@
 """Follow traces that are still being written: reread them until their programs have ended.
 
-Each pass reads the traces from the start, and the pause after it is proportional to the time that it took. On a
-terminal, each pass shows its answer. Elsewhere only the last pass writes its answer, because a file with many answers
-would be useless. A signal ends the loop, and the answer at that moment is written.
+Each pass reads the traces from the start, and is followed by a pause in proportion to the time it took. On a terminal,
+each pass shows its answer. Elsewhere only the last pass writes an answer, because a file with many answers would be
+useless. If a signal ends the loop, the answer at that moment is written.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpt.stream.stage import Stage
 if TYPE_CHECKING:
     from gpt.trace.process import Process
 
-PAUSE, SHARE = 1.0, 4.0  # minimum pause in seconds; the pause as a multiple of the time that a pass took
+PAUSE, SHARE = 1.0, 4.0  # seconds that a pause takes at least; ratio of a pause to the pass before it
 CLEAR = "\x1b[H\x1b[J"  # clears a terminal
 FRESH = 5.0  # for this many seconds, a file without a header may be a new trace
 _WRITES = re.compile(r"^flags:\t[0-7]*[1256]$", re.M)  # a line of /proc/PID/fdinfo with O_WRONLY or O_RDWR
 
 
 class Nothing:
-    """An analysis without answers, used to find out whether traces have ended."""
+    """An analysis that answers nothing. It's used to find out whether traces have ended."""
 
     kinds = frozenset[str]()
     streams = True
@@ -50,10 +50,11 @@ class Nothing:
 
 
 def are_written(traces: Mapping[Path, bool]) -> bool:
-    """Return True if any process has a trace open for writing, or may be about to write it.
+    """Return True if a process has one of the traces open for writing, or may be about to write to it.
 
-    The value says whether a trace is complete. An incomplete one may still be arriving if it changed a moment ago, for
-    instance because a tool copies it in pieces. Only processes on this machine that we may inspect are found.
+    The values say whether each trace is complete. A trace that changed a moment ago and is incomplete may still be
+    arriving, for instance because a tool copies it piece by piece. Only processes that run on this machine, and that we
+    may inspect, are found.
     """
     wanted = set()
     for path, complete in traces.items():
@@ -76,7 +77,7 @@ def are_written(traces: Mapping[Path, bool]) -> bool:
 
 
 def is_running(header: Record) -> bool:
-    """Return True if the process of a header is still running on this machine."""
+    """Return True if the process that wrote this header is still running on this machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return header.get("boot_id") == file.read().strip() and Path(f"/proc/{header['pid']}").exists()
 
@@ -91,7 +92,8 @@ def check(traces: Sequence[Path]) -> None:
 
 
 def wait(tool: str, look: Callable[[Stage], bool], traces: Sequence[Path], shown: bool) -> signals.Terminated | None:
-    """Call `look` for each pass, until it reports that everything has ended or a signal arrives. Returns the signal.
+    """Call `look` once per pass until it reports that everything has ended, or until a signal arrives. Return the
+    signal, or None.
 
     If `shown`, each pass shows its answer on the terminal. Raises MissingError if a trace has disappeared.
     """

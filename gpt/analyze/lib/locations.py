@@ -24,13 +24,13 @@ WHO = (  # columns that identify a process
     Column("pid", "u64?", "id"),
 )
 PROGRAM = (Column("program", "text", title="process"), Column("command", "text", shown="line"))
-SINCE = "counts from the beginning of the first process"  # said of a column with points in time
+SINCE = "counts from the beginning of the first process"  # used in tables with points in time
 Who = tuple[str | None, int | None, int]
 BOOT = 8  # digits of the boot id, if two machines have the same name
 
 
 def tell_apart(headers: Iterable[Header]) -> list[Who]:
-    """Return the columns WHO of each process; the host only if there are several."""
+    """Return values for the columns WHO of each process. They name the host only if there are several hosts."""
     found = list(headers)
     machines = {machine_of(header) if header.get("boot_id") else header["host"]: header["host"] for header in found}
     names = list(machines.values())
@@ -45,7 +45,9 @@ def tell_apart(headers: Iterable[Header]) -> list[Who]:
 
 
 def name_program(header: Header) -> tuple[str, str]:
-    """Return the columns PROGRAM: a short name, which is the script's if Python runs one, and the whole command."""
+    """Return values for the columns PROGRAM: a short name, which is the script's if Python runs one, and the whole
+    command.
+    """
     argv: list[str] = header["argv"]
     names = [os.path.basename(one) for one in argv] or [""]
     scripts = [name for name in names if name.endswith(".py")] if names[0].startswith("python") else []
@@ -59,11 +61,13 @@ def describe(who: Who) -> str:
 
 
 class Gpus:
-    """The GPUs of processes, by UUID if it's known, numbered from 0 in the order in which they're requested."""
+    """Numbers the GPUs of processes, starting at 0, in the order in which they're asked for. GPUs are identified by
+    UUID if it's known.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, process: Process, ordinal: int | None) -> int:
-        """Return the number of a device of a process; None stands for an unknown device."""
+        """Return the number of the GPU with this ordinal in a process; None stands for a device that isn't known."""
         return self._numbers.setdefault(process.gpu(ordinal), len(self._numbers))

@@ -1,4 +1,4 @@
-"""The base of analyses of a map: turns processes into the arrays that each launch saved, and reports what's missing."""
+"""The base of analyses of a probe's map. It reads the data that each launch saved, and reports what's missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KILLED, ABSENT = "the trace ends before it was written", "it is not in the trace
 
 
 def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]:
-    """Return the columns LAUNCH for launch number `number`, counted over all traces."""
+    """Return values for the columns LAUNCH; `number` counts the launches of all traces."""
     launch = buffer.launch
     where = number, process.header["host"], process.pid
     ids = *where, launch.id, launch.device, launch.stream, process.clock.realtime_at(launch.start)
@@ -43,12 +43,14 @@ def launch_row(number: int, process: Process, buffer: Buffer) -> tuple[Any, ...]
 
 
 class MapAnalysis(ABC):
-    """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and maybe `optional` ones.
+    """An analysis of the map `name`, whose records have unsigned `fields` and `floats`, and may have `optional` fields.
 
-    An analysis of several maps lists them in `maps`. Of fields separated by `|`, one must exist.
+    In a field name with `|`, such as `a|b`, one of the alternatives must exist. An analysis of several maps overrides
+    `maps`.
 
-    `add` gets the data that a launch saved. If --detail left only sums, `add_sums` gets those; `summed` says which
-    totals they provide. `iter_answers` yields the answers; the `verdict` says what's missing.
+    A subclass implements `add`, which gets the data that a launch saved. If --detail kept only the sums of a launch,
+    `add_sums` gets these instead; `summed` names the totals that they're included in. `iter_answers` yields the
+    answers; its `verdict` has the lines that say what's missing.
     """
 
     streams = True
@@ -58,24 +60,24 @@ class MapAnalysis(ABC):
     floats: tuple[str, ...] = ()
     log = False  # True if the map is a log
     summed = "all"
-    partial: frozenset[str] = frozenset()  # maps that omit a field if the kernel has nothing for it
+    partial: frozenset[str] = frozenset()  # maps that lack a field if a kernel has no use for it
 
     def __init__(self) -> None:
         from gpt.trace.kinds import SAVES
 
         self.kinds = SAVES | {"clock", "function", "launch", "launches"}
         self._wanted: int | None = None  # number of the launch to show, if any
-        self._number = 0  # the last launch's number, in analyses that number launches
+        self._number = 0  # number of the last launch, if the analysis numbers launches
         self._known = False  # True once a trace had the map
         self._last_lost: tuple[int, int] | None = None  # pid and id of a launch
         self._read = 0  # buffers
         self._details = Counter[bool]()  # launches, by whether only sums of them were kept
         self._last_read = (0, 0), False  # pid and id of a launch, and whether it was reduced
-        self._lost = Counter[str]()  # launches, by reason
+        self._lost = Counter[str]()  # launches, by why their data is lost
         self._logs = Counter[str]()  # records `kept` and `dropped`, and launches: all, and those with `full` logs
-        self._blocks: tuple[int, int] | None = None  # the first and the last with records in full logs
-        self._done = Coverage()  # processes that have ended
-        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # other processes, by function
+        self._blocks: tuple[int, int] | None = None  # the first and the last block with records in full logs
+        self._done = Coverage()  # for processes that have ended
+        self._launches: dict[Process, Counter[int]] = defaultdict(Counter)  # for processes that haven't, by function
 
     @property
     def maps(self) -> Mapping[str, tuple[str, ...]]:
@@ -107,7 +109,7 @@ class MapAnalysis(ABC):
         return layout.name in self.maps
 
     def check(self, layout: MapLayout) -> None:
-        """Raise GptError if a map only shares the expected map's name."""
+        """Raise GptError if a map has the expected name but not the expected fields."""
         wanted = self.maps[layout.name]
         choices = [name.split("|") for name in wanted]
         missing = [f"unsigned field '{one[-1]}'" for one in choices if layout.unsigned.isdisjoint(one)]
@@ -158,7 +160,7 @@ class MapAnalysis(ABC):
         process.probes.check_taken()
 
     def merge_launches(self, other: MapAnalysis) -> None:
-        """Add the launches of an analysis of later traces, and count the lost ones."""
+        """Add the launches that another analysis read from later traces, and count the lost ones."""
         self._number += other._number
         self._known |= other._known
         self._read += other._read
@@ -169,11 +171,13 @@ class MapAnalysis(ABC):
         self._done.merge(other._done)
 
     def renumbered(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Renumber rows for launches in later traces, to follow our last launch."""
+        """Renumber rows of launches from later traces, so that they follow our last launch."""
         return ((row[0], row[1] + self._number, *row[2:]) for row in rows)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return which probe would have recorded the map, or a message that no launch has the requested number."""
+        """Return which probe would have recorded the map, or that there's no launch with the requested number; None if
+        there's data.
+        """
         if self._read:
             absent = self._wanted is not None and self._wanted > self._number
             return f"no launch {self._wanted}: they are numbered from 1 to {self._number}" if absent else None
@@ -184,7 +188,7 @@ class MapAnalysis(ABC):
         return "; ".join([fact, *ran, *self._lost_lines()])
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the answers, and the launches without probes."""
+        """Yield the answers, and the table of launches without probes."""
         coverage = Coverage()
         coverage.merge(self._done)
         for process, launches in self._launches.items():
@@ -197,14 +201,14 @@ class MapAnalysis(ABC):
     @property
     def kept(self) -> str:
         """Return the share of records that logs kept, or an empty string if they kept all. If every launch dropped
-        some, it also says which blocks they're from.
+        some, it also says from which blocks records were kept.
         """
         logs = self._logs
         blocks = self._blocks if logs["full"] == logs["launches"] else None
         return kept_share(logs["kept"], logs["dropped"], blocks=blocks) if logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Return the title of a picture of all launches, which gives the share of records that were kept."""
+        """Add a line to the title of a picture of all launches if logs dropped records."""
         return f"{title}\n{self.kept}" if self.kept else title
 
     def _detail_lines(self) -> Iterator[str]:
@@ -229,7 +233,7 @@ class MapAnalysis(ABC):
 
 
 def find_blocks(buffer: Buffer, saved: SavedBuffer) -> tuple[int, int] | None:
-    """Return the first and the last block with entries in a log that dropped some; None for other maps."""
+    """Return the first and the last block with entries, for a log that dropped some. Return None for other maps."""
     if saved.units is None or not saved.dropped or not len(saved.units):
         return None
     units = buffer.map.units(buffer.launch.threads)

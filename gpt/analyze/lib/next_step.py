@@ -39,10 +39,10 @@ BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
 class Hints(NamedTuple):
-    """Facts about a process with a repeating unit, in ns: the time until its first launch, until it's steady, and until
-    its last launch.
+    """Facts about a process that repeats a unit of launches, in ns: the time to its first launch, to its steady state,
+    and to its last launch.
 
-    `allocations` and `frees` count calls in the last three quarters of that time.
+    `allocations` and `frees` count calls during the last three quarters of that time.
     """
 
     loading: int
@@ -78,7 +78,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
 
 
 def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
-    """Return the ns until a repetition first takes at most USUAL times the median."""
+    """Return how many ns pass before a repetition takes at most USUAL times the median."""
     import numpy as np
 
     from gpt.analyze.lib.steady import USUAL
@@ -105,7 +105,9 @@ def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[H
 
 
 def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints]) -> tuple[str, str, str | None]:
-    """Return the analysis, its reason, and the option that a better recording needs."""
+    """Return the analysis to run next, the reason, and the option of gpt-hook that it needs, if this trace lacks its
+    data.
+    """
     from gpt.analyze.lib.ranks import is_collective
     from gpt.trace.graphs import GRAPH_LAUNCH
 

@@ -1,7 +1,8 @@
-"""Collect any number of whole numbers by group: their count, sum, maximum, and exact percentiles.
+"""Collect any number of nonnegative integers by group, and compute their count, sum, maximum and exact percentiles.
 
-They are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins between zero and the
-largest number, then in finer bins within the right one, until that contains few numbers, or a single value.
+The numbers are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins from zero to the
+largest number, then in finer bins where the percentile must be, until few numbers or a single value
+remain.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Measure how full the device was during a launch: resident blocks and warps, the tail, and the imbalance of SMs.
 
-A block, with all of its warps, is resident from its warps' first clock to their last: their registers and slots become
-free when the last warp ends.
+A block is resident, with all of its warps, from the first clock of its warps to the last: its registers and slots only
+become free when its last warp ends.
 
-The *tail* is the time from when the first SM has no more blocks to the end of the launch. An SM is *busy* while at
-least one block is resident; the *imbalance* is the busy time of the busiest SM divided by the mean. Both count only the
-SMs that the launch used.
+The *tail* is the time from when the first SM runs out of blocks to the end of the launch. An SM is *busy* while at
+least one block is resident. The *imbalance* is the busy time of the busiest SM, divided by the mean over SMs. Both
+consider only the SMs that the launch used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BINS = 500  # time steps in the picture of resident blocks
 
 
 class Resident(NamedTuple):
-    """The number of resident `blocks` from each of the `times` (ns) to the next, at which it changes."""
+    """The number of resident `blocks`. It changes at `times` (ns): each number is valid until the next time."""
 
     times: Real
     blocks: Whole
@@ -57,18 +57,18 @@ def find_busy(schedule: Schedule) -> Real:
 
 
 class Occupancy:
-    """The sums of one launch or of a kernel's launches; times are ns, for launches whose times are known."""
+    """Sums over one launch, or over all launches of a kernel whose times are known. Times are in ns."""
 
     _added = "launches", "time", "warps", "blocks", "tail", "busiest", "mean_busy", "known", "room"
     _most = "most_warps", "most_blocks", "holds"
 
     def __init__(self) -> None:
         self.launches = 0  # launches whose times are known
-        self.time = self.warps = self.blocks = self.tail = 0.0  # ns; resident warps and blocks by ns
+        self.time = self.warps = self.blocks = self.tail = 0.0  # ns; warps and blocks are multiplied by ns
         self.most_warps = self.most_blocks = 0
         self.busiest = self.mean_busy = 0.0  # clocks
         self.holds = 0  # warps
-        self.known = self.room = 0.0  # resident warps by ns, and the device's capacity, if that's known
+        self.known = self.room = 0.0  # resident warps, and the device's capacity, both times ns, where it's known
 
     def add(self, other: Occupancy) -> None:
         """Add the occupancy of other launches."""
@@ -95,7 +95,7 @@ class Occupancy:
 
 
 def make_occupancy(schedule: Schedule | None, launch: ProbedLaunch, card: Mapping[str, Any]) -> Occupancy:
-    """Return the occupancy of a launch; `card` is its device's record, or empty."""
+    """Return the occupancy of a launch. `card` is the record of its device, or empty."""
     found = Occupancy()
     found.holds = card.get("sms", 0) * card.get("warps", 0)
     if schedule is None:

@@ -31,7 +31,7 @@ Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 Warps = tuple[Real, Real, int, float]  # begins and ends in ns since the very first, warps per entry, bound of the error
 
-PARTS, POINTS = 100, 100_000  # points per launch, and for all launches
+PARTS, POINTS = 100, 100_000  # points for each launch, and for all launches together
 WARP = 32  # threads
 MOST = 1 << 62
 
@@ -59,7 +59,7 @@ def count_memory(model: TraceModel, calls: npt.NDArray[np.void]) -> Iterator[Cou
 
 
 class _Contexts:
-    """The contexts of threads over time."""
+    """The contexts of the threads of all processes, over time."""
 
     def __init__(self, model: TraceModel) -> None:
         self._known = defaultdict[tuple[int, int], list[tuple[int, int]]](lambda: [(-MOST, 0)])
@@ -78,9 +78,9 @@ class _Contexts:
 
 
 def count_warps(found: list[Ran]) -> Iterator[Counter]:
-    """Yield how many warps of launches were resident, by GPU, as seen by the probes block_sched and warp_sched.
+    """Yield how many warps were resident on each GPU, as recorded by the probes block_sched and warp_sched.
 
-    Their clocks aren't the trace's clock: the first warp is assumed to begin when its kernel does.
+    Their clocks aren't the trace's clock, so the first warp of a launch is assumed to begin when its kernel does.
     """
     ran = [(one, warps) for one in found if (warps := find_warps(one.launch))]
     parts = max(1, min(PARTS, POINTS // max(1, len(ran))))
@@ -119,7 +119,7 @@ def _of_warps(launch: Launch) -> Warps:
     first = slots["start"].min(initial=MOST)
     begins = np.minimum(slots["start"] - first, np.uint64(MOST)).astype(np.float64)
     ends = np.minimum(np.maximum(slots["end"], slots["start"]) - first, np.uint64(MOST)).astype(np.float64)
-    return begins, ends, 1, 0.0  # times of the timer that SMs share
+    return begins, ends, 1, 0.0  # times of the timer that all SMs share
 
 
 def _of_blocks(launch: Launch) -> Warps | None:
@@ -131,7 +131,7 @@ def _of_blocks(launch: Launch) -> Warps | None:
 
 
 def mean_between(begins: Real, ends: Real, edges: Real) -> Real:
-    """Return the mean number of intervals open between consecutive edges."""
+    """Return the mean number of intervals that were open between each edge and the next."""
     area = np.zeros(len(edges))
     for times, sign in ((begins, 1), (ends, -1)):
         ordered = np.sort(times)

@@ -1,10 +1,11 @@
 """Split pieces of time at the edges of other intervals, for any number of both.
 
-A *piece* is an interval of a thread's time, for instance part of a GPU's idle time. A *layer* says what the threads
-did: rows that don't overlap within a thread, such as its calls, or the innermost ranges that it was in. `overlay` cuts
-each piece at the edges of the layer's rows and records which row each part lies in. Both are read once, in step, and
-neither is kept in memory: a piece that extends beyond the rows read so far is cut there, and its rest waits for more
-rows.
+A *piece* is an interval of a thread's time, for instance part of a GPU's idle time. A *layer* says what the threads did
+at any time. Its rows, such as the calls of each thread or its innermost ranges, don't overlap within a thread.
+`overlay` cuts each piece at the edges of these rows, and records for each part which row it's in.
+
+Pieces and rows are read side by side, once, and neither are kept in memory. If a piece extends beyond the rows that
+have been read, it's cut there, and the rest is handled once more rows arrive.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from gpt.trace.unrecorded import Unrecorded
 Whole = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
-NOTHING = -1  # a part that lies in no row of the layer
-# A piece begins at the first row with its `number` (`first` is True there). `call` isn't used here, only passed on.
-# `what` and `since` are the layer's row that the piece lies in, and when that row began. For a `first` piece, `before`
-# and `before_since` are the same for the last row that began earlier, if it extends to the piece or ended at most NEAR
-# before it.
+NOTHING = -1  # a part that isn't in any row of the layer
+# A piece can consist of several rows with the same `number`; the first of them has `first` set. `call` is only passed
+# on. `what` and `since` describe the row of the layer that the piece is in, and when that row began. In a `first`
+# piece, `before` and `before_since` do the same for the last row that began before the piece, if it extends to the
+# piece or ended at most NEAR before it.
 PIECE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("number", "<i8"), ("call", "<i8"), ("first", "?"),
          ("what", "<i8"), ("since", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8"),
          ("range", "<i8")]  # fmt: skip
 LAYER = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("what", "<i8"), ("note", "<f8")]
-NEAR = 20_000  # ns by which a clock of the GPU and one of the host may differ
+NEAR = 20_000  # largest expected difference between a clock of the GPU and one of the host, in ns
 
 
 class Split(NamedTuple):
-    """Parts of pieces: those inside a row of a layer, and those outside; each has the index of its piece."""
+    """The result of `split`: the parts of pieces inside and outside of rows. `inside` and `outside`
+    have the index of each part's piece, `rows` the index of its row.
+    """
 
     inside: Places
     rows: Places
@@ -48,7 +51,7 @@ class Split(NamedTuple):
 
 
 def split(begins: Whole, ends: Whole, layer_begins: Whole, layer_ends: Whole) -> Split:
-    """Split pieces, in any order, by rows that are sorted and don't overlap."""
+    """Split pieces, which may be in any order, at the edges of rows, which are sorted and don't overlap."""
     low = np.searchsorted(layer_ends, begins, "right")
     count = np.maximum(np.searchsorted(layer_begins, ends, "left") - low, 0)
     first = np.cumsum(count) - count
@@ -65,7 +68,7 @@ def split(begins: Whole, ends: Whole, layer_begins: Whole, layer_ends: Whole) ->
 
 
 def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
-    """Return the recorded parts of pieces; the first part of a piece remains the `first`."""
+    """Remove the times that weren't recorded from pieces. The first part that remains of a piece is its `first`."""
     if not len(unrecorded) or not len(pieces):
         return pieces
     parts = split(pieces["begin"], pieces["end"], unrecorded.begins, unrecorded.ends)
@@ -76,7 +79,7 @@ def cut_out(pieces: Array, unrecorded: Unrecorded) -> Array:
 
 
 def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
-    """Remove rows of a layer that overlap earlier ones of their thread: calls within other calls."""
+    """Remove the rows of a layer that overlap earlier rows of their thread: calls within other calls."""
     groups, reached = Groups(), dict[int, int]()
     for rows in layer:
         alone = np.ones(len(rows), bool)
@@ -90,16 +93,17 @@ def iter_alone(layer: Iterator[Array]) -> Iterator[Array]:
 
 
 def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iterator[Array]:
-    """Yield the parts of pieces; `field` of each part gets the value of the row it lies in, or stays unchanged outside.
+    """Cut pieces at the edges of a layer's rows. The `field` of each part is set to the row's value; outside of rows it
+    stays as it is.
 
-    If the field is `what`, then `since` becomes the begin of that row, and `before`, `before_since` and `note` are
-    filled as well. Pieces and layer rows must be sorted by begin, with equal begins in one chunk. The parts are sorted
-    the same way.
+    If the field is `what`, `since` is set to the begin of that row, and `before`, `before_since` and `note` are filled
+    in as well. Pieces and rows must be sorted by begin, and a chunk of them must contain all with the same begin. The
+    result is sorted in the same way.
     """
     rest, open_ = np.zeros(0, PIECE), np.zeros(0, LAYER)
     places, groups = Groups(), Groups()
     for own, rows in iter_windows((pieces, PIECE, "begin"), (layer, LAYER, "begin")):
-        # The layer is complete before this time.
+        # The layer has been read completely up to this time.
         bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))
         rows = join([open_, rows]) if len(open_) else rows
         own = join([rest, own]) if len(rest) else own.copy()
@@ -115,7 +119,7 @@ def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iter
 
 
 def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, field: str) -> Array:
-    """Return the parts of pieces for which all relevant rows of the layer have been read."""
+    """Cut pieces at the edges of rows, all of which must have been read."""
     found = []
     for thread, at in places.iter(pieces["thread"]):
         own = take(pieces, at)
@@ -139,7 +143,9 @@ def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, f
 
 
 def _note_before(pieces: Array, layer: Array) -> None:
-    """For `first` pieces, record the row that covers their beginning or ended right before it, and that row's note."""
+    """For each `first` piece, store which row covers its beginning, or ended right before it, and the note of
+    that row.
+    """
     at = np.searchsorted(layer["begin"], pieces["begin"], "left") - 1
     good = pieces["first"] & (at >= 0)
     good[good] = layer["end"][at[good]] + NEAR >= pieces["begin"][good]

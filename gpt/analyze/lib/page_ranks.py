@@ -1,7 +1,7 @@
-"""Find the accessed pages, and the rank of each among them, for a hundred million accesses in little memory.
+"""Find the pages that are accessed, and the rank of each, for a hundred million accesses in little memory.
 
-Pages are marked in bitmaps, one per region of memory that's accessed: 2^20 pages, or more if addresses are far apart.
-If there are too many regions, page numbers are sorted instead, which takes ten times as long.
+Pages are marked in bitmaps, one for each region of 2^20 pages in which there are accesses; regions are larger if
+addresses are far apart. If there are too many regions, page numbers are sorted instead, which takes ten times as long.
 """
 
 from __future__ import annotations

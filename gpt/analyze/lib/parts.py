@@ -1,7 +1,8 @@
-"""Fold traces to answer one question, and merge the results of several such folds.
+"""Base class of analyses whose results, each for some traces, can be merged.
 
-A subclass's result is small enough to be sent from a worker of a cluster (cluster.py), and contains nothing about other
-processes. Names and start times of processes depend on all headers, so only the answer computes them.
+The result of a subclass is small enough to be sent by a worker of a cluster (cluster.py). It contains nothing that
+depends on other processes: the names and start times of processes depend on all headers, so they're only computed for
+the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Part = TypeVar("Part")
 
 
 class Parts(ABC, Generic[Part]):
-    """The traces that were read here, and the results of other folds."""
+    """The traces that this fold has read, and the results of other folds."""
 
     streams = True
     drains: ClassVar[bool] = False
@@ -30,7 +31,7 @@ class Parts(ABC, Generic[Part]):
         from gpt.trace.model import TraceModel
 
         self._found: list[Part] = []
-        self._here: Part | None = None  # the result for the traces so far; None after reading more
+        self._here: Part | None = None  # the result for the traces read so far, or None after reading more
         self._model: TraceModel | None = TraceModel(drains=self.drains)
 
     def take(self, process: Process) -> None:
@@ -47,18 +48,18 @@ class Parts(ABC, Generic[Part]):
 
     @abstractmethod
     def find(self, trace: TraceModel) -> Part:
-        """Return the part of these traces."""
+        """Return the result for these traces."""
 
     @abstractmethod
     def find_need(self, parts: list[Part]) -> str | None:
-        """Return the option that would have recorded the missing data, or None."""
+        """Return the option that would have recorded the missing data, or None if there's an answer."""
 
     @abstractmethod
     def answer_parts(self, parts: list[Part]) -> Answers:
-        """Yield the answers about all parts."""
+        """Yield the answers. `parts` are the results for all traces."""
 
     def parts(self) -> list[Part]:
-        """Return the parts of merged folds, then our own."""
+        """Return the results of the folds that were merged, then our own."""
         if self._here is None and self._model and self._model.processes:
             self._here = self.find(self._model)
         return self._found if self._here is None else [*self._found, self._here]
@@ -69,11 +70,11 @@ class Parts(ABC, Generic[Part]):
         self._here = self._model = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the parts: rows are spilled to a file that others can't read."""
+        """Send only the results: rows are spilled to a file that other machines can't read."""
         return {"_found": self.parts(), "_here": None, "_model": None}
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the option that would have recorded the missing input, or None."""
+        """Return the option that would have recorded the missing input, or None if there's an answer."""
         return base.find_lack(kinds, self.kinds) or self.find_need(self.parts())
 
     def answer(self, incomplete: list[str]) -> Answers:

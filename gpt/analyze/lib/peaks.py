@@ -1,9 +1,9 @@
-"""Find the peak rates of a device: floating-point operations and bytes of memory per second.
+"""Find the peak rates of a device: floating-point operations per second, and bytes of memory per second.
 
-The device's record in the trace has SMs, clocks and the width of the bus (gpt-stream(5), device). A table has the
-operations per SM and clock; memory moves two bits per line and clock. Records in older traces lack these numbers;
-NVIDIA's published figures are used for them. All of them are for products of dense FP16 or BF16 matrices that
-accumulate in FP32: TF32 reaches half of that, FP8 twice as much.
+The record of the device in the trace has the number of SMs, the clock rates and the width of the memory bus
+(gpt-stream(5), device). A table has the operations per SM and clock; memory transfers two bits per line and clock.
+Records in older traces lack these numbers, so NVIDIA's published figures are used for them. All figures are for
+products of dense FP16 or BF16 matrices, accumulated in FP32: TF32 reaches half of that, and FP8 twice as much.
 
 Sources: NVIDIA's architecture whitepapers (V100, Turing, A100, GA102, Ada, H100, Blackwell) and data sheets.
 """
@@ -23,8 +23,8 @@ PER_CLOCK = {  # FLOPs per SM and clock, by compute capability
     "sm_100": 8192,
     "sm_120": 1024,
 }
-# Other precisions, as multiples of the above. FP32 is computed outside of tensor cores; FP64 and TF32 are computed in
-# them if they support it.
+# The peaks of other precisions, relative to the above. FP32 is computed outside of tensor cores, and FP64 and TF32 in
+# them, if they support it.
 OTHERS = {
     "sm_70": {"FP64": 1 / 16, "FP32": 1 / 8},
     "sm_75": {"FP64": 1 / 256, "FP32": 1 / 8},
@@ -36,8 +36,8 @@ OTHERS = {
     "sm_120": {"FP64": 1 / 256, "FP32": 1 / 4, "TF32": 1 / 2, "FP8": 2.0},
 }
 PRECISIONS = ("FP64", "FP32", "TF32", "FP8")  # FP16 and BF16 are the ones above
-OUTSIDE = ("FP64", "FP32")  # a GeForce accumulates these at full rate
-HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of it when accumulating in FP32
+OUTSIDE = ("FP64", "FP32")  # a GeForce reaches these rates in full
+HALF = "GeForce", ("sm_75", "sm_86", "sm_89", "sm_120")  # these reach half of the rate when they accumulate in FP32
 PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's device name
     "Tesla V100-SXM2-16GB": (125, 900),
     "Tesla V100-SXM2-32GB": (125, 900),
@@ -58,7 +58,7 @@ PUBLISHED = {  # 10^12 FLOPs and 10^9 bytes per second, by the driver's device n
 
 
 class Peak(NamedTuple):
-    """A rate per second, None if it isn't known, and its source."""
+    """A rate per second, or None if it isn't known, and where it comes from."""
 
     rate: float | None
     source: str
@@ -69,12 +69,12 @@ SIMULATED = Peak(None, "none, as its times mean nothing")
 
 
 def is_simulated(card: Mapping[str, Any]) -> bool:
-    """Return True if this is the record of the simulated device, which runs PTX itself."""
+    """Return True if this is the record of the simulated device, which executes PTX instead of machine code."""
     return bool(card.get("runs") == "ptx")
 
 
 def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """Return the FLOPs of the device of this record; `given`, from the command line, takes precedence."""
+    """Return the peak FLOPs per second of a device. The value `given` on the command line takes precedence."""
     if given:
         return Peak(given, "--peak-flops")
     if is_simulated(card):
@@ -90,7 +90,7 @@ def find_flops(card: Mapping[str, Any], given: float | None = None) -> Peak:
 
 
 def find_others(card: Mapping[str, Any]) -> dict[str, float]:
-    """Return the FLOPs of a device in the other PRECISIONS that are known."""
+    """Return the peak FLOPs per second of a device in other PRECISIONS, where they're known."""
     flops, arch = find_flops(card).rate, card.get("arch", "")
     if flops is None:
         return {}
@@ -99,7 +99,7 @@ def find_others(card: Mapping[str, Any]) -> dict[str, float]:
 
 
 def find_bytes(card: Mapping[str, Any], given: float | None = None) -> Peak:
-    """Return the bytes per second of its memory; `given`, from the command line, takes precedence."""
+    """Return the peak bytes per second of a device's memory. The value `given` on the command line takes precedence."""
     if given:
         return Peak(given, "--peak-bytes")
     if is_simulated(card):

@@ -1,20 +1,21 @@
-"""Find the unit that a sequence of launches repeats, and so the number of launches in an iteration, without asking the
-user.
+"""Find the unit that a sequence of launches repeats, and thus the number of launches in an iteration, without asking
+the user.
 
-A program launches kernels to warm up, then the same ones in the same order for each token or batch, with an odd one
-here and there. For a *period* p, look at runs of places where s[i] = s[i + p]. A run of 2p places or more is a
-*stretch*, in which a unit of p launches occurs three times or more. The period whose stretches cover most of the
-sequence is the iteration. The layers of a model have a period too, but its stretches leave out the launches before and
-after the layers. An odd kernel ends a stretch of any period, and the next stretch begins after it; nothing else is
-lost. With few iterations, an odd kernel costs more than that. So a longer period wins if it covers nearly as much, and
-each of its units contains launches that the shorter one leaves out.
+A program launches some kernels to warm up, then the same ones in the same order for each token or batch, with an odd
+one here and there. For a *period* p, consider the runs of consecutive places i where s[i] = s[i + p]. A run of 2p or
+more places is a *stretch*, in which a unit of p launches occurs at least three times. The iteration is the period whose
+stretches cover most of the sequence. The layers of a model have a period, too, but its stretches don't include the
+launches before and after the layers. An odd kernel ends the stretches of all periods; new ones begin after it, and
+nothing else is lost. But if there are few iterations, an odd kernel costs a long period more than a short one. So a
+longer period is preferred if it covers nearly as much, and each of its units contains launches that the shorter period
+leaves out.
 
-Which periods are tried? At some places, the anchors, the search looks for the next place that continues like the
-anchor: first with one launch in common, then with more in common than at the last place found. In a stretch these
-distances grow to the period, at the latest when a complete unit is in common. A distance that is a period around its
-anchor is tried on the whole sequence. So the search takes as long as comparing the sequence with a shifted copy of
-itself a handful of times. Stretches without an anchor are overlooked, but together they are less than a 16th of the
-sequence. Units of more than WINDOW launches are overlooked too.
+Which periods are tried? At some places, called anchors, the search looks for the next place that continues in the same
+way as the anchor: first with one launch in common, then with more than the previously found place had. Within a
+stretch, the distances to these places grow until they reach the period, at the latest when a complete unit is in
+common. If such a distance is a period of the anchor's surroundings, it's tried on the whole sequence. So the search
+takes about as long as comparing the sequence with a shifted copy of itself a few times. It misses stretches without an
+anchor, but together these are less than a 16th of the sequence. It also misses units of more than WINDOW launches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Places = npt.NDArray[np.int64]
 SHARE = 0.5  # share of the sequence that the iterations must cover
 REPEATS = 3  # minimum number of times that a unit occurs in a row
 ANCHORS, FEW = 32, 4
-NEARLY = 0.9  # share of the greatest coverage
+NEARLY = 0.9  # how much a longer period must cover, as a share of the greatest coverage
 ENOUGH = 0.95  # coverage of a period at which no more anchors are tried, after the first FEW
 WINDOW = 1 << 17  # launches in the longest unit that's searched for
 STEPS = 64  # distances to try at an anchor
@@ -42,7 +43,7 @@ HALF = np.uint64(32)  # bits
 
 
 class Sliced(Protocol):
-    """The part of an array's interface that's used here; the array needn't be in memory."""
+    """The part of an array's interface that's used here. The launches needn't be in memory."""
 
     def __len__(self) -> int: ...
 
@@ -67,20 +68,20 @@ class Period(NamedTuple):
         return int(((self.ends - self.begins) // self.length).sum())
 
     def after(self, first: int) -> Period:
-        """Return the units that begin at a place or after it."""
+        """Return the part of a period in which units begin at this place or later."""
         begins = self.begins + np.maximum(0, -((self.begins - first) // self.length)) * self.length
         whole = self.ends - begins >= self.length
         return Period(self.length, begins[whole], self.ends[whole])
 
     def shift(self, places: int) -> Period:
-        """Return the same period for a sequence that begins `places` earlier."""
+        """Return the period for a sequence that begins `places` earlier."""
         return Period(self.length, self.begins + places, self.ends + places)
 
 
 def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
-    """Return the units that occur `repeats` times in a row: the iteration first, then the others, most coverage first.
+    """Return the units that occur at least `repeats` times in a row: the iteration first, then the others by coverage.
 
-    Short units occur twice in a row by chance, so if `repeats` is 2, look at how much a unit covers.
+    With `repeats` = 2, check how much a unit covers, because short units often occur twice in a row by chance.
     """
     found: dict[int, Period] = {}
     anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
@@ -96,7 +97,7 @@ def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
 
 
 def _find_outer(known: list[Period]) -> Period | None:
-    """Return the first period, or a longer period that contains its units and more."""
+    """Return the first period, or a longer period with units that contain its units and other launches."""
     if not known:
         return None
     outer, most = known[0], known[0].covered
@@ -109,11 +110,11 @@ def _find_outer(known: list[Period]) -> Period | None:
 
 
 def _count_common(some: Period, others: Period) -> int:
-    """Return the number of launches in stretches of both."""
+    """Return how many launches are in stretches of both periods."""
     sums = np.append(0, np.cumsum(others.ends - others.begins))
 
     def before(places: Places) -> Places:
-        at = np.searchsorted(others.begins, places)  # stretches that begin before each
+        at = np.searchsorted(others.begins, places)  # number of stretches that begin before each place
         last = np.append(0, others.ends)[at]
         found: Places = sums[at] - np.maximum(last - places, 0)
         return found
@@ -125,7 +126,7 @@ def make_period(codes: Codes | Sliced, length: int, repeats: int = REPEATS) -> P
     """Return a period with its stretches."""
     parts = [*_iter_stretches(codes, length, repeats)]
     begins, ends = np.concatenate(parts, axis=1)
-    begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of one may look like the start of the next
+    begins[1:] = np.maximum(begins[1:], ends[:-1])  # the end of a stretch may look like the start of the next
     whole = ends - begins >= length
     return Period(length, begins[whole], ends[whole])
 
@@ -134,7 +135,7 @@ def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterato
     """Yield the begins and ends of stretches, BLOCKS launches at a time."""
     began: int | None = None  # the start of a run that reaches the end of the previous block
     size = max(0, len(codes) - length)
-    for at in range(0, size + 1, BLOCKS):  # at least once, and with a place after the last
+    for at in range(0, size + 1, BLOCKS):  # at least once; includes the place after the last
         end = min(at + BLOCKS, size)
         same = np.zeros(end - at + 2, np.int8)
         same[0] = began is not None
@@ -149,10 +150,11 @@ def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterato
 
 
 def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
-    """Return one period per unit, most coverage first: stretches of the same length may repeat different units.
+    """Return one period for each unit, by coverage: the stretches of a period may repeat different units of the same
+    length.
 
-    A stretch can begin anywhere in its unit. So units are identified by a sum over their triples of launches, which
-    doesn't depend on where they begin.
+    A stretch can begin anywhere within its unit, so units are identified by a sum over their triples of launches, which
+    is the same wherever they begin.
     """
     if not len(period.ends):
         return []
@@ -164,7 +166,9 @@ def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
 
 
 def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArray[np.uint64]:
-    """Return the sum over the unit before each place, modulo 2^64; its stretch begins at least two launches earlier."""
+    """For each place, return the sum over the unit that ends there, modulo 2^64. Its stretch must begin at least two
+    launches before that unit.
+    """
     places = np.unique(np.concatenate((ends, ends - length)))
     sums = np.zeros(len(places), np.uint64)  # sums over the triples that end before each place
     total = np.uint64(0)
@@ -184,7 +188,9 @@ def _add_triples(codes: Codes | Sliced, ends: Places, length: int) -> npt.NDArra
 
 
 def find_steps(times: Places, period: Period) -> Places:
-    """Return how long each complete unit took until the next launch, if there is one; `times` has all launches."""
+    """Return the duration of each complete unit, up to the next launch; a unit without a next launch has none. `times`
+    are the times of all launches.
+    """
     counts = (period.ends - period.begins) // period.length
     units = np.concatenate([np.zeros(0, np.int64), *(at for _, at in iter_units(period.begins, counts, period.length))])
     units = units[units + period.length < len(times)]
@@ -193,7 +199,7 @@ def find_steps(times: Places, period: Period) -> Places:
 
 
 def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Places, Places]]:
-    """Yield stretches of complete units, and the places at which the units begin, BLOCK units at a time."""
+    """Yield stretches of complete units with the places at which their units begin, BLOCK units at a time."""
     ends = np.cumsum(counts)
     for at in range(0, int(counts.sum()), BLOCK):
         units = np.arange(at, min(at + BLOCK, int(ends[-1])))
@@ -202,7 +208,7 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
 
 
 def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], repeats: int) -> list[int]:
-    """Return the periods of the launches around an anchor, except the ones already known."""
+    """Return the periods of the launches around an anchor, except those in `known`."""
     near = codes[anchor : anchor + 3 * WINDOW]
     places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the anchor's launch occurs again
     found, same = [], 1  # launches that all places have in common with the anchor
@@ -232,7 +238,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], rep
 
 
 def _count_same(some: Codes, others: Codes) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the prefix that both have in common."""
     end = min(len(some), len(others))
     at, size = 0, 64
     while at < end:
@@ -244,16 +250,17 @@ def _count_same(some: Codes, others: Codes) -> int:
 
 
 class PrefixHashes(NamedTuple):
-    """Polynomials of the launches up to each place, modulo 2^64.
+    """Hashes of the launches up to each place, as polynomials modulo 2^64.
 
-    Sequences of equal length count as equal if their polynomials are; if that's wrong, a length is tried unnecessarily.
+    Two sequences of the same length are considered equal if their polynomials are. If they aren't, a period is tried in
+    vain.
     """
 
     powers: npt.NDArray[np.uint64]
     sums: npt.NDArray[np.uint64]
 
     def keep_same(self, places: Places, begin: int, end: int) -> Places:
-        """Return the places that continue like the anchor: the launches from `begin` up to `end` are equal."""
+        """Return the places where the launches from `begin` to `end` are the same as those at the anchor."""
         theirs = self.sums[places + end] - self.sums[places + begin]
         ours = self.sums[end : end + 1] - self.sums[begin : begin + 1]  # arrays: numbers warn where they overflow
         same: Places = places[theirs == ours * self.powers[places]]

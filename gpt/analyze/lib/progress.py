@@ -1,9 +1,9 @@
-"""The base of analyses of maps that log a warp's progress: its rate from its first record to its last.
+"""The base of analyses of maps that log the progress of warps, and so show how fast warps work from beginning to end.
 
-A record says what a warp has done by a clock of its SM; two consecutive records of a warp yield a rate. *Progress* is
-the share of the warp's total work, which makes warps of different speed comparable. A rate counts at the progress
-halfway between its two records. When the lanes of a warp diverge, each group of them logs its own work, and the
-furthest group counts for the warp.
+A record says how much work a warp had done at a clock of its SM, so two consecutive records of a warp give a rate.
+*Progress* is the share of the warp's total work, which makes warps of different speed comparable. A rate is attributed
+to the progress halfway between its two records. When the lanes of a warp diverge, each group of lanes logs its own
+work, and the group that's furthest counts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ BINS = 100  # steps of progress
 EDGE = 1e-6  # added to a position in bins, so that rounding doesn't move a boundary to the previous bin
 TOP, TOP_RATES, TOP_LINES = 30, 10, 5  # rows that tables show
 DRAWN = 5  # kernels whose rates are drawn
-WARPS, POINTS = 64, 100_000  # for one launch: warps that are listed, and their records
+WARPS, POINTS = 64, 100_000  # for one launch: how many warps are listed, and how many of their records
 
 Number = Annotated[int | None, Option("--launch", metavar="NUMBER", min=1, help="Show this launch.")]
 
 
 class RateTotals:
-    """The sums of a kernel; `amounts` and `clocks` are by progress, the rate is per `per` clocks."""
+    """The sums of a kernel. `amounts` and `clocks` are by progress; the rate is per `per` clocks."""
 
     def __init__(self, per: int) -> None:
         import numpy as np
@@ -52,25 +52,26 @@ class RateTotals:
         return self.launches, self.warps, self.records, self.done, *rates, self.dropped
 
     def rate(self, first: int = 0, last: int = BINS) -> float | None:
-        """Return a warp's progress per `per` clocks in some bins, or None if no warp ran in them."""
+        """Return the progress of a warp per `per` clocks within some bins, or None if no warp was recorded in them."""
         clocks = float(self.clocks[first:last].sum())
         return self.per * float(self.amounts[first:last].sum()) / clocks if clocks else None
 
 
 class _Shown(NamedTuple):
     number: int
-    values: list[Any]  # the columns LINES
+    values: list[Any]  # values of the columns LINES
     records: int
     dropped: int
-    blocks: tuple[int, int] | None  # the first and the last with records, if some were dropped
+    blocks: tuple[int, int] | None  # first and last block with records, if some were dropped
 
 
 class ProgressFold(MapAnalysis):
-    """The rates of kernels, and the progress of the warps in one launch.
+    """An analysis of the rates of kernels, and of the progress of warps in one launch: number `launch`, or by default
+    the one with the most records.
 
-    That launch has the number `launch`, or the most records. `amount` is the column of the field with a warp's
-    progress; `rate` is its growth per `per` clocks. Lines are drawn over `axis`. If `axis` is an SM's clock, it counts
-    from the SM's first record, otherwise from the launch's first record.
+    `amount` is the column for the field that holds a warp's progress; `rate` is its growth per `per` clocks. Lines are
+    drawn over the field `axis`. If that's the clock of an SM, it counts from the first record of the SM, otherwise from
+    the first record of the launch.
     """
 
     amount: Column
@@ -141,11 +142,11 @@ class ProgressFold(MapAnalysis):
         return self._shown is None or records > self._shown.records
 
     def say(self, ordered: list[tuple[str, RateTotals]]) -> list[str]:
-        """Return the lines about the kernels, which are sorted by work done, descending."""
+        """Return sentences about the kernels, which are sorted by work done, descending."""
         return ["of the warps that are sampled"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, their rates by progress, and the progress of one launch's warps."""
+        """Yield a table of kernels, their rates by progress, and the progress of one launch's warps."""
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1].done, kernel[0]))
         rows = [(name, *kernel.row()) for name, kernel in ordered]
         columns = (NAME, *KERNELS, self.amount, self.rate._replace(type="f64?"), *ENDS, DROPPED)

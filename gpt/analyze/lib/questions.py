@@ -1,7 +1,8 @@
-"""Answer the questions that people ask about an inference, as part of `gpt-analyze summary`.
+"""Answer what people ask about an inference, as part of `gpt-analyze summary`.
 
-Each question has a short answer, the figure, and the evidence. If the trace can't tell, the answer names the gpt-hook
-option that another run would need. The facts of a process fill only a page, so they can be kept after it has ended.
+Each question has a short answer, a figure, and the evidence for it. If the trace doesn't contain the answer, the text
+names the option of gpt-hook with which another run would provide it. The facts about a process are small, so they can
+be kept after it has ended.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ IO = ("memcpy", "memset")
 COMPUTE = ("kernel", "graph")
 NO_KERNEL = {"memcpy": "a copy", "memset": "a memset", "graph": "a graph"}  # what ran instead, by the call's type
 NOT_KNOWN, NOT_RECORDED, NOTHING = "not known", "not recorded", "nothing ran"
-SHOWN, WIDEST = 4, 60  # parts that a line names, and maximum width of a kernel's name
+SHOWN, WIDEST = 4, 60  # parts named in a line; maximum width of a kernel's name
 TOP = 12  # rows per table
 NEVER = 1 << 64  # a time stamp
 FAR = 2  # times the median
@@ -73,14 +74,14 @@ class InferenceFacts(NamedTuple):
 
     header: Header
     threads: int
-    span: int  # recorded time from its start to the end of its last call
-    launches: int  # recorded as calls
-    looked_at: int  # how many of these launches were examined
-    units: list[tuple[Any, ...]]  # rows ITERATIONS without WHO
-    phases: list[tuple[Any, ...]]  # rows PHASES without WHO
+    span: int  # recorded time from the start of the process to the end of its last call
+    launches: int  # including launches that weren't examined
+    looked_at: int  # number of launches that were examined
+    units: list[tuple[Any, ...]]  # rows of ITERATIONS, without WHO
+    phases: list[tuple[Any, ...]]  # rows of PHASES, without WHO
     loading: Counter[str]  # calls by type
     counted: int  # calls that were counted, but not recorded
-    step: int  # one call in `step` was examined
+    step: int  # one in `step` calls was examined
     idle: IdleShare | None
     around: tuple[str, str] | None  # names of the work before and after the GPU's longest idle time
     idle_all: bool  # True if `idle` covers all the work
@@ -88,7 +89,7 @@ class InferenceFacts(NamedTuple):
 
 
 def make_facts(totals: ProcessTotals) -> InferenceFacts:
-    """Return the facts of a process so far."""
+    """Collect the facts about a process from the records read so far."""
     from gpt.analyze.lib.iterations import MOST, WHOLE
 
     process, clock = totals.process, totals.process.clock
@@ -155,7 +156,7 @@ def _array(*values: int) -> Any:
 
 
 def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
-    """Return the columns ITERATIONS without WHO."""
+    """Return a row of ITERATIONS, without WHO."""
     import numpy as np
 
     from gpt.analyze.lib.iterations import GRAPH
@@ -181,7 +182,7 @@ def _unit_row(totals: ProcessTotals, unit: Unit) -> tuple[Any, ...]:
 
 
 def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: bool) -> Answers:
-    """Yield the tables of iterations and phases, and the list of questions; ioctls are included only if `verbose` is
+    """Yield the tables of iterations and phases, and the list of questions. Ioctls are included only if `verbose` is
     set.
     """
     ordered = sorted(facts, key=lambda fact: (-fact.launches, fact.header.get("rank", -1)))
@@ -215,7 +216,7 @@ def _name_unit(row: tuple[Any, ...]) -> str:
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ITERATIONS, without streams whose unit repeats a thread's row."""
+    """Yield the rows of ITERATIONS, but leave out a stream if the row of a thread has the same unit."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]
@@ -262,8 +263,8 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
 
 
 def _compare_median(main: InferenceFacts, usual: float) -> Iterator[str]:
-    """Say that some iterations take far longer than `usual` (their median in ns), or that the GPU takes far longer than
-    the host.
+    """Say so if some iterations take far longer than the median, which is `usual` ns, or if the GPU takes far longer
+    than the host.
     """
     time = next((row[3] for row in main.phases if row[0] == ITERATING), 0)
     if time >= FAR * usual > 0:
@@ -321,12 +322,12 @@ def _iterations(totals: Totals, facts: list[InferenceFacts], names: Names) -> Sa
 
 
 def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[FunctionTotals]:
-    """Return the functions of these types."""
+    """Return the functions of these types, and with this op if it's given."""
     return [function for api, function in totals.functions.items() if api.type in types and op in (api.op, "")]
 
 
 def _launched(totals: Totals) -> int:
-    """Return the number of launches, recorded as calls or only counted; graphs may have launched more, unrecorded."""
+    """Return the number of launches that were recorded as calls or only counted. Graphs may have launched more."""
     counted = sum(kernel.launches for kernel in totals.kernels.values())
     return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch")) or totals.replays.unseen
 

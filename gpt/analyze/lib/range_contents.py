@@ -1,7 +1,8 @@
-"""Sum up what a process's calls did within its NVTX ranges, however many calls and ranges there are.
+"""Sum up what the calls of a process did during its NVTX ranges, however many calls and ranges there are.
 
-The sum for a range is the running sum at its end minus the running sum at its begin. So begins and ends are sorted
-together and merged with the calls, which are added up along the way; then each range gets its two sums.
+The sum for a range is a running sum at its end minus the running sum at its begin. So the begins and ends of all ranges
+(their *edges*) are sorted by time, and read side by side with the calls, which are added up. Then each range gets the
+sums at its two edges.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ ALL = None  # threads
 
 
 class Within(NamedTuple):
-    """Some ranges, with the running sums at the beginning and end of each.
+    """Some ranges, with the running sums at the begin and the end of each.
 
-    The rows are launches, ns on the GPU, bytes copied, and calls. For a pushed range they count only its thread; for
-    other ranges they count all threads.
+    The four sums are the launches, the ns on the GPU, the bytes copied, and the calls. For ranges that a thread pushed,
+    they count only that thread; for other ranges, all threads.
     """
 
     ranges: Array
@@ -40,7 +41,7 @@ class Within(NamedTuple):
 
 
 class Inside:
-    """The ranges of a process, and its `launches` once the ranges have been read."""
+    """The ranges of a process. After reading them, `launches` is the number of its launches."""
 
     def __init__(self, trace: TraceModel, number: int) -> None:
         self.launches = 0
@@ -71,7 +72,7 @@ class Inside:
         return max((int((rows["start"] + rows["duration"].astype(np.int64)).max()) for rows in chunks), default=0)
 
     def _add_up(self, edges: Sorted) -> Iterator[Array]:
-        """Yield the running sums at each edge, as FOUND."""
+        """Yield the running sums at each edge, as rows of FOUND."""
         times = Sorted(Aside(), TIME, "time")
         for rows in self._trace.iter_gpu_times([place for place in self._trace.gpus() if place[0] == self._number]):
             part = np.zeros(len(rows), TIME)
@@ -87,7 +88,7 @@ class Inside:
             yield found
 
     def _iter_work(self) -> Iterator[Array]:
-        """Yield the driver calls: each one's launches, the bytes it copied, and 1 for the call itself."""
+        """Yield the values of each driver call: its launches, the bytes that it copied, and 1 for the call itself."""
         acts = Acts(self._process)
         for calls in self._trace.iter_calls("bytes", "object", "stamp", process=self._number):
             does = acts.of(calls)
@@ -116,7 +117,7 @@ def _make_edges(ranges: Array, first: int, end: bool) -> Array:
 
 
 class _Sums:
-    """Running sums of values, by thread and in total."""
+    """Running sums, for each thread and for all threads."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -124,9 +125,9 @@ class _Sums:
         self._rows, self._edges = Groups(), Groups()
 
     def find(self, edges: Array, rows: Array) -> npt.NDArray[np.float64]:
-        """Return the sums of all rows before each edge (the begin or end of a range), and add these rows to the sums.
+        """Return the sum of all rows before each edge, and add the rows to the sums.
 
-        Each call gets the edges and rows in one time window. Windows come in order.
+        Each invocation gets the edges and the rows of one window of time, later than the windows before.
         """
         found = np.zeros((len(edges), self._count))
         threads = dict(self._rows.iter(rows["thread"]))

@@ -1,4 +1,4 @@
-"""Nest the NVTX ranges of a process: build the tree of ranges that threads pushed, and count overlaps once."""
+"""Build the tree of the NVTX ranges that threads pushed, and sum up ranges without counting overlaps twice."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ DEEPEST = 64
 
 
 class Nested:
-    """The ranges of a process, sorted by start.
+    """Processes the ranges of a process in the order of their begins.
 
-    `paths` is the tree, for all processes. Its keys are the names of nested ranges, outermost first. Its values are the
-    number of ranges, ns, ns outside inner ranges, and the sums of range_contents.py. `texts` are domains and names.
+    `paths` is the tree, which is shared by all processes. Its keys are the names of nested ranges, outermost first. Its
+    values are the number of ranges, their ns, the ns outside of inner ranges, and the sums of range_contents.py.
+    `texts` are the domains and names of ranges.
     """
 
     def __init__(self, texts: list[tuple[str | None, str]], paths: dict[Path, list[float]]) -> None:
         self._texts, self._paths = texts, paths
-        self._reached: dict[Hashable, Any] = {}  # running sums at the end of the ranges so far
+        self._reached: dict[Hashable, Any] = {}  # running sums at the latest end of a range so far
         self._open = defaultdict[int, list[tuple[int, Path]]](list)  # ends and paths of open ranges, by thread
         self._names, self._threads = Groups(), Groups()
 
     def iter_names(self, within: Within) -> Any:
-        """Yield ranges grouped by name and by whether a thread pushed them: both keys, indexes, and the sums within any
-        range of the group.
+        """Yield each group of ranges that have the same name and were all pushed, or all not: its name, whether they
+        were pushed, their indexes, and the sums during any of these ranges.
 
-        Calls within several ranges of one thread are counted once.
+        A call that's within several ranges of one thread counts once.
         """
         ranges = within.ranges
         for number, own in self._names.iter(2 * ranges["name"].astype(np.uint64) + ranges["pushed"]):
@@ -51,15 +52,16 @@ class Nested:
             yield name, pushed, own, found
 
     def count_launches(self, within: Within) -> float:
-        """Return the number of launches within pushed ranges, counting nested ranges once."""
+        """Return the number of launches during pushed ranges. A launch within nested ranges counts once."""
         pushed = np.flatnonzero(within.ranges["pushed"])
         mine = self._threads.iter(within.ranges["thread"][pushed])
         return sum(float(self._count(("all", thread), within, pushed[at])[0]) for thread, at in mine)
 
     def _count(self, group: Hashable, within: Within, own: Places) -> Real:
-        """Return the sums within some ranges of one thread, or of all threads, without the parts in earlier ranges.
+        """Return the sums during these ranges of one thread, or of all threads, without the parts that overlap earlier
+        ranges.
 
-        Running sums never decrease, so the sum at the latest end so far is the largest of the sums at all ends.
+        Running sums never decrease, so the sum at the latest end so far is the largest sum at any of the ends.
         """
         begins, ends = within.begins[:, own], within.ends[:, own]
         before = self._reached.get(group, np.zeros(len(ends)))
@@ -69,9 +71,9 @@ class Nested:
         return found
 
     def nest(self, within: Within) -> npt.NDArray[np.int64]:
-        """Add ranges to the tree, and return the depth of each: how many ranges begin before it and end after it.
+        """Add ranges to the tree, and return the depth of each: the number of ranges around it.
 
-        A range that's still open has no known end, so it's neither inside other ranges nor around them.
+        A range that's still open has no end, so it's neither inside other ranges nor around them.
         """
         ranges, depth = within.ranges, np.zeros(len(within.ranges), np.int64)
         pushed = np.flatnonzero(ranges["pushed"])

@@ -1,4 +1,4 @@
-"""Find the collective kernels of each rank, match them between ranks, and align their clocks."""
+"""Find the collective kernels of each rank, match them between ranks, and align the clocks of the ranks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
 
 Whole = npt.NDArray[np.int64]
 
-# Names of kernels of NCCL, RCCL, torch's symmetric memory and vLLM. In kernels that TOGETHER matches, ranks wait for
-# all others.
+# Names of kernels of NCCL, RCCL, torch's symmetric memory and vLLM. In a kernel that matches TOGETHER, each rank waits
+# for all others.
 TOGETHER = re.compile(
     r"nccl\w*(AllReduce|AllGather|ReduceScatter|All[Tt]oAll)|(multimem|one_shot|two_shot)_all_(reduce|gather)"
     r"|cross_device_reduce"
 )
 OTHERS = re.compile(r"nccl(Dev|Sym)*Kernel")
-OVERLAP = 0.95  # minimum share of corresponding kernels that overlap
+OVERLAP = 0.95  # minimum share of matched kernels that overlap
 STEADY = 50_000, 0.2  # limit for the change of the distance between ends from one to the next: ns, share of their time
-FEW = 9  # with fewer kernels, clocks differ by a constant
+FEW = 9  # with fewer kernels than this, clocks are assumed to differ by a constant
 
 Offset = tuple[Whole, Whole]  # ns to add to a clock, at these times
 
 
 class Rank(NamedTuple):
-    """A rank: its process, its device's ordinal, its name in tables; `said` is True if its header gave its rank."""
+    """A rank: its process, the ordinal of its device, and its name in tables. `said` is True if its header gave its
+    rank.
+    """
 
     process: Process
     device: int
@@ -47,7 +49,7 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in a rank's stream, oldest first: names, begins and ends."""
+    """The collective kernels in one stream of a rank, oldest first: names, begins and ends."""
 
     rank: int
     clock: Hashable
@@ -57,7 +59,7 @@ class Lane:
 
 
 class Communicator(NamedTuple):
-    """A communicator; `begin` and `end` have the shape (ranks, collectives), on one clock."""
+    """A communicator. `begin` and `end` have the shape (ranks, collectives); all times are on one clock."""
 
     ranks: list[int]
     names: npt.NDArray[np.object_]
@@ -68,8 +70,9 @@ class Communicator(NamedTuple):
 class Collectives(NamedTuple):
     """The collectives in a trace.
 
-    `alone` are lanes without partners, `others` the times of other kernels, in ns, by rank and name. `clocks` lists the
-    clocks that were corrected: the name of the machine or GPU, and the ns added at the start and at the end.
+    `alone` are lanes that match no other lane. `others` are the times of all other kernels, in ns, by rank and name.
+    `clocks` lists the clocks that were corrected: the name of the machine or GPU, and the ns added at the start and at
+    the end.
     """
 
     ranks: list[Rank]
@@ -80,8 +83,8 @@ class Collectives(NamedTuple):
 
 
 class Split:
-    """The time of each rank in each collective of a communicator: how much of it was waiting for the last rank, and how
-    much was transfer.
+    """The time that each rank spent in each collective of a communicator, divided into waiting for the last rank, and
+    transfer.
     """
 
     def __init__(self, group: Communicator) -> None:
@@ -129,7 +132,7 @@ def is_collective(name: str) -> bool:
 def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
     """Return the collective kernels by process, device and stream.
 
-    They come from GPU times, or from the map of block_sched for a process without them.
+    They're taken from GPU times or, if a process has none, from the map of block_sched.
     """
     from gpt.analyze.lib.block_times import find_blocks
 
@@ -153,7 +156,7 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
 
 
 def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
-    """Name ranks as their processes do, or else number them by machine, process and device."""
+    """Name ranks by the number in their headers, or else number them in the order of machine, process and device."""
     who = tell_apart(process.header for process in trace.processes)
     said = [who[process][1] for process, _ in places]
     good = None not in said and len(set(said)) == len(said)
@@ -171,7 +174,7 @@ Member = tuple[Lane, int]  # a lane, and the index in it of the group's first ke
 
 
 def _group(lanes: list[Lane]) -> list[list[Member]]:
-    """Return the lanes of each communicator. A lane joins the group whose collective ends have the steadiest distance
+    """Group the lanes by communicator. A lane joins the group whose ends of collectives are at the steadiest distance
     from its own.
     """
     groups: list[list[Member]] = []
@@ -186,8 +189,8 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return the variation in ns of the distance between a lane's ends and a group's, and the lane's shift; None if
-    they don't match.
+    """Return how much the distance between the ends of a lane and of a group varies, in ns, and the lane's shift.
+    Return None if they don't match.
 
     A lane may lack kernels at its start or end.
     """
@@ -224,14 +227,16 @@ def _line(at: Whole, values: Whole) -> Offset:
 
 
 def _cut(group: list[Member]) -> list[tuple[Lane, slice]]:
-    """Return the range of kernels in each lane that all lanes have."""
+    """Return the range of kernels in each lane that all lanes of the group have."""
     low = max(shift for _, shift in group)
     high = min(shift + len(lane.names) for lane, shift in group)
     return [(lane, slice(low - shift, high - shift)) for lane, shift in group]
 
 
 def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
-    """Return the offset of each clock from the first rank's clock, if they share communicators."""
+    """Return the offset of each clock from the clock of the first rank, if there are communicators that connect
+    them.
+    """
     none = np.array([0]), np.array([0])
     found: dict[Hashable, Offset] = {groups[0][0][0].clock: none} if groups else {}
     pending = [_cut(group) for group in groups]
@@ -250,7 +255,7 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
 
 
 def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Communicator:
-    """Return the kernels of a group, on one clock."""
+    """Return the kernels of a group, with all times on one clock."""
     begin: list[Whole] = []
     end: list[Whole] = []
     for lane, places in _cut(group):

@@ -1,7 +1,7 @@
-"""The base of analyses of maps in which each warp has two sums, a number of events and their cost: the ratio per
-kernel.
+"""The base of analyses of maps in which each warp has two sums: a number of events, and what they cost. They show the
+ratio of the two.
 
-A kernel's ratio is the ratio of the sums over all its warps; the distribution counts each warp once.
+The ratio of a kernel is computed from the sums over all of its warps. In distributions, each warp counts once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LOST = (
 )
 PARTS = (("p50", 0.5), ("p95", 0.95), ("most", 1.0))  # percentiles over warps
 TOP, TOP_LAUNCHES = 30, 10  # rows that tables show
-MOST_LAUNCHES = 100_000  # launches listed at most
-BINS, DRAWN = 20, 5  # bins of the histogram (a table shows one kernel's), and kernels in it
+MOST_LAUNCHES = 100_000  # limit for the number of launches in the answer
+BINS, DRAWN = 20, 5  # bins of the histogram (a table shows only one kernel's), and number of kernels in it
 NAMED = 60  # width of a name in a sentence
 
 
 class Kernel:
-    """The sums of a kernel, and its warps' ratios."""
+    """The sums of a kernel, and the ratios of its warps."""
 
     def __init__(self, name: str) -> None:
         from gpt.analyze.lib.values import Distribution
@@ -50,17 +50,17 @@ class Kernel:
 
 
 class Ratios(MapAnalysis):
-    """The `ratio` of `cost` to `number`, two of the `fields`, times `scale`.
+    """An analysis of the `ratio` of the field `cost` to the field `number`, multiplied by `scale`.
 
-    `sums` are the columns of the fields. The line that scripts parse has their sums, in field order.
-    Distributions leave out launches of which only sums were kept.
+    `sums` are the columns that show the sums of the fields; the line for scripts has them in the same order. Launches
+    of which only sums were kept don't count in distributions.
     """
 
     ratio: Column
     scale = 1
     number: str
     cost: str
-    nothing: str  # the verdict if no warp has any
+    nothing: str  # the verdict if no warp has any events
     sums: tuple[Column, ...]
 
     def __init__(self) -> None:
@@ -103,23 +103,24 @@ class Ratios(MapAnalysis):
         self.merge_launches(other)
 
     def mean(self, sums: Mapping[str, int]) -> float | None:
-        """Return the ratio of sums, or None if nothing happened."""
+        """Return the ratio of these sums, or None if there were no events."""
         return self.scale * sums[self.cost] / sums[self.number] if sums[self.number] else None
 
     def _values(self, sums: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return the columns of a launch, from the ratio on."""
+        """Return the columns of a launch that follow its name and number, beginning with the ratio."""
         return self.mean(sums), *(sums[column.name] for column in (*self.sums, WARPS, *LOST))
 
     def show(self, sums: Mapping[str, int]) -> str:
-        """Format the ratio of sums for a sentence."""
+        """Format the ratio for use in a sentence."""
         mean = self.mean(sums) or 0
         return human_share(mean) if self.ratio.unit == "%" else f"{human_count(mean)} clocks"
 
     @abstractmethod
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """Yield the evidence, as parts of a sentence; `kernel` has the highest cost, `total` the sums of all.
+        """Yield parts of a sentence that describe the kernel with the highest cost. `total` has the sums over all
+        kernels.
 
-        `where` names the kernel, and its share.
+        `where` names the kernel, and its share of the cost.
         """
 
     def _where(self, kernel: Kernel, total: Counter[str]) -> str:
@@ -127,7 +128,9 @@ class Ratios(MapAnalysis):
         return f"{100 * kernel.sums[self.cost] / (total[self.cost] or 1):.0f} % of that in {name}"
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, highest cost first, launches, and the distribution of the ratios of warps."""
+        """Yield a table of kernels by cost, descending, a table of launches, and the distribution of the warps'
+        ratios.
+        """
         ordered = sorted(self.kernels.items(), key=lambda one: (-one[1].sums[self.cost], one[0]))
         total = sum((kernel.sums for _, kernel in ordered), Counter[str]())
         told = [f"{self.name}:{' '.join(f'{name} {total[name]}' for name in self.fields)}"]
@@ -160,7 +163,7 @@ class Ratios(MapAnalysis):
         yield self._make_histogram(ordered[:DRAWN])
 
     def iter_more(self, ordered: list[tuple[str, Kernel]]) -> Answers:
-        """Yield the answers that only one analysis has."""
+        """Yield further answers; a subclass may have some."""
         return iter(())
 
     def _make_histogram(self, kernels: list[tuple[str, Kernel]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Divide the pages that a launch accesses into regions with a name: tensors, or what else lies together.
+"""Divide the pages that a launch accesses into named regions: tensors, or other memory that lies together.
 
-Where no tensor is known, a new region begins where a pointer among the launch's arguments points, and after GAP bytes
-without an access, because no allocation continues there unless it's barely used. Such a region is named after its
-address, its size up to its last accessed page, and its arguments.
+Outside of known tensors, a region begins where a pointer argument of the launch points, and after GAP bytes without an
+access: an allocation with such a hole would be almost unused. The name of such a region consists of its address, its
+size up to the last accessed page, and the arguments that point to it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Numbers = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 GAP = 2 << 20  # bytes: a page of the driver
-MOST = 32  # regions, beyond which gaps no longer count
+MOST = 32  # if there are more regions than this, gaps no longer separate them
 
 
 class Regions(NamedTuple):
-    """The region of each row, and the name of each region.
+    """The region of each row of the matrix, and the name of each region.
 
-    `owners` has an index in `tensors` for each row, or -1.
+    `owners` has the index in `tensors` of the tensor in each row, or -1.
     """
 
     which: Numbers
@@ -39,7 +39,9 @@ class Regions(NamedTuple):
 def find_regions(
     pages: Addresses, each: int, size: int, tensors: tuple[Tensors, int], arguments: Sequence[ArgumentValue]
 ) -> Regions:
-    """Return the regions of rows that begin at these pages and have `each` pages of `size` bytes."""
+    """Return the regions of rows. `pages` has the first address of each row, which consists of `each` pages of `size`
+    bytes.
+    """
     owners, named = _find_owners(*tensors, pages, size)
     changes = owners[1:] != owners[:-1]
     free = (owners[1:] < 0) & ~changes
@@ -70,7 +72,9 @@ def describe(tensor: NamedTensor) -> str:
 
 
 def _find_owners(known: Tensors, start: int, pages: Addresses, size: int) -> tuple[Numbers, list[NamedTensor]]:
-    """Return for each page the tensor at its start, or else at its end, or -1; and those tensors."""
+    """Return, for each page, the index of the tensor at its start, or else at its end, or -1; and the list of these
+    tensors.
+    """
     if not known.tensors:
         return np.full(len(pages), -1), []
     begin, end = (known.find(addresses, start).tensors for addresses in (pages, pages + np.uint64(size - 1)))
@@ -81,7 +85,7 @@ def _find_owners(known: Tensors, start: int, pages: Addresses, size: int) -> tup
 
 
 def _find_pointers(arguments: Sequence[ArgumentValue], low: int, high: int) -> list[tuple[int, int]]:
-    """Return the numbers and values of arguments that may be pointers into these addresses."""
+    """Return the positions and values of arguments that may be pointers to addresses from `low` to `high`."""
     return [
         (number, argument.value)
         for number, argument in enumerate(arguments)

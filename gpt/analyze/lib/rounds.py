@@ -1,18 +1,18 @@
-"""Find the rounds of a process: the unit of launches that it repeats, such as a pass through a model.
+"""Find the rounds of a process: repetitions of a unit of launches, such as a pass through a model.
 
 summary and stages both use this, so they name the same launches and begin at the same one. A round is the longest unit
 that covers the launches: two passes through a model are two rounds, although each has many equal layers. A unit that
-occurs only twice could be coincidence, so it must cover ALL of the launches. If nothing repeats in the whole sequence,
-only the launches after the warm-up are searched. The warm-up ends when every kernel that's launched again has been
+occurs only twice may be a coincidence, so it must cover ALL of the launches. If nothing repeats throughout the
+sequence, only the launches after the warm-up are searched. The warm-up ends when every kernel that recurs has been
 launched once: a program that captures a graph first launches kernels, and then the graph.
 
-A round could begin at any of its launches. It begins where the host pauses longest, provided that this pause is clearly
-longer than the one at the start of the repetition, and that this choice doesn't lose a round: in M F M F with a pause
-after each M, the round is M F, twice.
+A repetition could begin at any of its launches. We let it begin after the host's longest pause, provided
+that this pause is clearly longer than the one before the first launch of the repetition, and that no round is lost: if
+there's a pause after each M in M F M F, the round is M F, twice.
 
 From the first round on, every complete sequence of the round's launches counts, so a reader who counts them gets the
-same number. If threads launch at the same time, one thread's launch may interrupt a round of another thread, which then
-doesn't count; count_in_threads looks at each thread alone.
+same number. If threads launch at the same time, a launch of one thread may interrupt a round of another thread, which
+then doesn't count; count_in_threads looks at each thread separately.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from gpt.analyze.lib.periods import (
 from gpt.trace.rows import iter_groups
 
 ALL = 0.98  # minimum coverage of a unit that occurs only twice
-LITTLE = 1000  # a warm-up that's shorter than a part of 1 / LITTLE hides nothing
-SAMPLE = 1000  # rounds to search for pauses
-MOST = 1 << 22  # launches to search for pauses
+LITTLE = 1000  # a warm-up shorter than 1 / LITTLE of the sequence makes no difference
+SAMPLE = 1000  # number of rounds in which pauses are measured
+MOST = 1 << 22  # number of launches between which pauses are measured
 INTERLEAVED = "{} if the launches of each thread are counted alone, as threads interleave"
 
 
@@ -50,7 +50,7 @@ class Times(Protocol):
 
 
 class Rounds(NamedTuple):
-    """The repeated unit, or None; `others` of the same length, and shorter units that repeat `inside` it."""
+    """The repeated `unit`, or None; `others` of the same length; and shorter units that repeat `inside` it."""
 
     unit: Period | None
     others: list[Period]
@@ -58,8 +58,8 @@ class Rounds(NamedTuple):
 
 
 def find_rounds(codes: Codes | Sliced) -> Rounds:
-    """Find the unit that makes up most launches. If only several units of the same length do so together, they're in
-    `others`.
+    """Find the unit that makes up most of the launches. If it takes several units of the same length to do so, there's
+    no unit, and they're in `others`.
     """
     periods, least = find_periods(codes), SHARE * len(codes)
     often = split_units(codes, periods[0]) if periods and periods[0].covered >= least else []
@@ -89,7 +89,7 @@ def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
 
 
 class Rest:
-    """A sequence from some place on."""
+    """The part of a sequence from some place on."""
 
     def __init__(self, codes: Codes | Sliced, first: int) -> None:
         self._codes, self._first = codes, first
@@ -116,7 +116,7 @@ def begin_at_break(codes: Codes | Sliced, times: Times, period: Period) -> Perio
 
 
 def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
-    """Return the occurrences of a unit from a launch on, including any that end right before the stretch."""
+    """Return the occurrences of a unit from launch `first` on, including any that end right before the stretch."""
     found = find_all(codes, unit, first)
     if len(found.begins):
         begin = int(found.begins[0])
@@ -127,7 +127,7 @@ def _find_from(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
 
 
 def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
-    """Return the stretches of complete units from the launch `first` on; units don't overlap."""
+    """Return the stretches of complete units from launch `first` on. Units don't overlap."""
     begins: list[int] = []
     ends: list[int] = []
     for places in _iter_places(codes, unit, first):
@@ -141,13 +141,13 @@ def find_all(codes: Codes | Sliced, unit: Codes, first: int) -> Period:
 
 
 def count_in_threads(codes: Codes, threads: npt.NDArray[Any], unit: Codes) -> int:
-    """Return how often a unit occurs if each thread's launches are examined separately."""
+    """Return how often a unit occurs if the launches of each thread are examined separately."""
     return sum(find_all(codes[own], unit, 0).times for _, own in iter_groups(threads))
 
 
 def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Places]:
-    """Yield the positions where a unit begins, BLOCKS launches at a time."""
-    length, free = len(unit), first  # `free` is the end of the last unit
+    """Yield the places where a unit begins, BLOCKS launches at a time."""
+    length, free = len(unit), first  # `free` is where the last unit ends
     for at in range(first, len(codes) - length + 1, BLOCKS):
         near = codes[at : at + BLOCKS + length - 1]
         places = np.flatnonzero((near[: len(near) - length + 1] == unit[0]) & (near[length - 1 :] == unit[-1]))
@@ -168,7 +168,9 @@ def _iter_places(codes: Codes | Sliced, unit: Codes, first: int) -> Iterator[Pla
 
 
 def _find_break(times: Times, begin: int, end: int, length: int) -> int:
-    """Return the offset of the launch after the host's longest pause, in the stretch from `begin` up to `end`."""
+    """Return the position, within the unit, of the launch after the host's longest pause. The stretch is from `begin`
+    to `end`.
+    """
     rounds = min((end - begin - 1) // length, SAMPLE, max(1, MOST // length))
     if not rounds:
         return 0

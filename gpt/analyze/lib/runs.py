@@ -29,7 +29,7 @@ SIDES = (
     Column("launches", "u64"),
     Column("probed", "u64", title="with probes", shown="any"),
 )
-CONDITIONS = (  # name, what to say if A and B differ, and how B ran in that case
+CONDITIONS = (  # name; what to say if A and B differ; and how B ran in that case
     ("commands", "A and B ran different commands, which may do different work", "another command"),
     ("probes", "A and B ran with different probes, which take time of their own", "with different probes"),
     ("GPUs", "A and B ran on different GPUs", "on another GPU"),
@@ -38,7 +38,7 @@ CONDITIONS = (  # name, what to say if A and B differ, and how B ran in that cas
 
 
 class RunSummary:
-    """One run: its processes, how long they ran, and sums by function and kernel."""
+    """One run in a comparison: its processes, how long they ran, and sums by function and kernel."""
 
     def __init__(self, name: str) -> None:
         self.name = name  # the trace's file name
@@ -51,11 +51,11 @@ class RunSummary:
         self.kernels: dict[str, RunSums] = defaultdict(RunSums)
         self.work: dict[Api, RunSums] = defaultdict(RunSums)  # GPU work other than kernels: copies, memsets, graphs
         self.on_gpu = 0.0  # ns
-        self.in_thread = 0.0  # ns in calls, in the thread with the most time in calls
+        self.in_thread = 0.0  # ns in calls, of the thread with the most time in calls
         self._begin, self._end, self.unrecorded = math.inf, -math.inf, 0
 
     def begin(self, process: Process) -> None:
-        """Add a process whose totals come later."""
+        """Add a process whose totals will follow."""
         self.commands.append(shlex.join(process.header["argv"]))
         self.hosts.add(process.header["host"])
 
@@ -89,7 +89,7 @@ class RunSummary:
             self.launches += launches
 
     def rename(self, names: dict[str, str]) -> None:
-        """Merge kernels that are compared as one."""
+        """Rename kernels, and merge kernels that are compared as one."""
         for name, shape in names.items():
             if name in self.kernels:
                 kernel = self.kernels.pop(name)
@@ -97,7 +97,9 @@ class RunSummary:
 
     @property
     def wall(self) -> float:
-        """Return the ns from the start of the first process to the end of the last call, with time not recorded."""
+        """Return the ns from the start of the first process to the end of the last call, including time that wasn't
+        recorded.
+        """
         return max(0.0, self._end - self._begin)
 
     @property
@@ -112,12 +114,12 @@ class RunSummary:
 
     @property
     def conditions(self) -> tuple[tuple[str, ...], ...]:
-        """Return the values for CONDITIONS."""
+        """Return the values of this run for CONDITIONS."""
         return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
 
 
 def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
-    """Return the table of both sides, with a verdict that warns of conditions they don't share."""
+    """Return the table of both sides. Its verdict warns of conditions that differ."""
     rows: list[tuple[Any, ...]] = []
     for name, runs in (("A", a), ("B", b)):
         probes = ", ".join(sorted(set().union(*(run.probes for run in runs)))) or None
@@ -131,10 +133,10 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
 
 
 def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
-    """Say which conditions differ between runs."""
+    """Return warnings about conditions that differ between the runs."""
     for at, (what, different, _) in enumerate(CONDITIONS):
         sides = _find_conditions(at, a, b)
-        if what == "GPUs" and not (all(sides[0]) and all(sides[1])):  # a trace doesn't name them
+        if what == "GPUs" and not (all(sides[0]) and all(sides[1])):  # a trace doesn't name its GPUs
             continue
         if sides[0] == sides[1]:
             if len(sides[0]) > 1:
@@ -150,7 +152,9 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:
-    """Say which conditions differ between A's runs and B's, or return None if none do or they aren't known."""
+    """Return a sentence about the conditions that differ between the runs of A and B, or None if none do, or if they
+    aren't known.
+    """
     found = []
     for at, (what, _, how) in enumerate(CONDITIONS):
         one, other = _find_conditions(at, a, b)

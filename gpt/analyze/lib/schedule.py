@@ -1,15 +1,16 @@
 """Reconstruct the schedule of a launch's blocks on its SMs from the records of the probe `block_sched`.
 
-A block runs from its warps' first clock to their last. Each SM has its own clock, so blocks can only be sorted within
-an SM. There a first-in-first-out scheduler is replayed: a block that begins takes the slot that became free first; if
-none is free, it opens a new one. The time between the end of one block and the start of the next in the same slot is
-the scheduling cost.
+A block runs from the first clock of its warps to their last. Each SM has its own clock, so only the blocks of one SM
+can be sorted by time. For each SM, we replay a first-in-first-out scheduler: a block that begins takes the slot that
+became free first or, if none is free, opens a new one. The time from the end of one block to the start of the next in
+the same slot is the cost of scheduling.
 
-This needs no loop over blocks. If E(k) blocks of an SM have ended when its block k begins, and c(k) slots have been
-reused by then, c(k + 1) = min(c(k) + 1, E(k)). So c(k + 1) = k + min(1, E(0) - 0, ..., E(k) - k): a running minimum.
+This needs no loop over blocks. Let E(k) be the number of blocks of an SM that have ended when its block k begins, and
+c(k) the number of slots that have been reused by then. Then c(k + 1) = min(c(k) + 1, E(k)), and so c(k + 1) = k +
+min(1, E(0) - 0, ..., E(k) - k), which is a running minimum.
 
-Across SMs, only the time in ns (`end`) is common, and it may be coarse. Together with the clock at which a block or a
-warp ended, it's a pair that aligns the clocks of SMs (sm_clocks.py).
+SMs have only the time in ns (`end`) in common, and it may be coarse. Together with the clock at which a block or a warp
+ended, it forms a pair, and such pairs align the clocks of SMs (sm_clocks.py).
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
 FIELDS = ("start", "sm")
-LENGTHS = ("stop", "elapsed")  # a map has one of these: the last clock of a block, or how many clocks a warp ran
-TIME = "end"  # a field that some maps don't have
+LENGTHS = ("stop", "elapsed")  # a map has one of these: the last clock of a block, or for how many clocks a warp ran
+TIME = "end"  # a field that only some maps have
 UNKNOWN: Mapping[str, Any] = {}  # stands for a device without a record
 
 
 class Schedule(NamedTuple):
-    """The blocks of a launch, by SM and then by when they began.
+    """The blocks of a launch, sorted by SM, and then by when they began.
 
-    `block` is the number in the grid, `which` the index of the block's SM in `sms`, `slot` the number of its slot
-    there. `begin` and `end` are clocks since the first block of its SM began; `gap` is the clocks for which its slot
-    was free before, -1 for the first block in a slot. `began` and `ended` are ns since the first block began. If
-    `ns_per_clock` is None, they are clocks like `begin` and `end`, because no line fits the ns. Times on two SMs differ
-    by `bound` ns more or less than they seem to, at most, of which a `step` of the timer is a part; either is None
-    if it isn't known. `silent` is the number of blocks that saved nothing, which aren't in the arrays.
+    - `block` is the number of the block in the grid, `which` the index of its SM in `sms`, and `slot` the number of its
+      slot on that SM.
+    - `begin` and `end` are in clocks since the first block of the SM began. `gap` is how many clocks the slot was free
+      before; it's -1 for the first block in a slot.
+    - `began` and `ended` are in ns since the first block began. If `ns_per_clock` is None, because no line fits the
+      pairs, they're clocks like `begin` and `end`.
+    - `bound` is the largest error, in ns, of the difference between times on two SMs. It includes a `step` of the
+      timer. Both are None if they aren't known.
+    - `silent` is the number of blocks that saved nothing; they aren't in the arrays.
     """
 
     sms: npt.NDArray[np.uint64]
@@ -59,17 +63,17 @@ class Schedule(NamedTuple):
 
     @property
     def running(self) -> Real:
-        """Return the clocks of each SM in blocks, added up over its slots."""
+        """For each SM, return the sum over its slots of the clocks in blocks."""
         return np.bincount(self.which, self.end - self.begin, len(self.sms)).astype(np.float64)
 
     @property
     def scheduling(self) -> Real:
-        """Return the clocks of each SM in gaps between blocks, added up."""
+        """For each SM, return the sum over its slots of the clocks between blocks."""
         return np.bincount(self.which, np.maximum(self.gap, 0), len(self.sms)).astype(np.float64)
 
     @property
     def slots(self) -> Whole:
-        """Return the slots of each SM: how many blocks it ran at once."""
+        """Return the number of slots of each SM, which is how many blocks it ran at once."""
         return np.bincount(self.which, self.gap < 0, len(self.sms)).astype(np.int64)
 
 
@@ -84,7 +88,7 @@ def find_elapsed(slots: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
 
 
 def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
-    """Return the schedule of a launch on the device with this record, or None if no warp saved anything."""
+    """Return the schedule of a launch, or None if no warp saved anything. `card` is the record of the device."""
     here = saved.counts > 0
     block = np.flatnonzero(here.any(axis=1))
     if not len(block):
@@ -117,7 +121,9 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
 
 
 def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]) -> tuple[Whole, Whole]:
-    """Return the slot of each block, and how long it was free before; the module's docstring explains how."""
+    """Return the slot of each block, and for how long it was free before. The module's docstring explains the
+    method.
+    """
     count = len(begin)
     number = np.arange(count)
     base = np.flatnonzero(opens)[which]  # the first block on its SM
@@ -128,7 +134,7 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
     far = which * (count + 1)
     least = np.minimum(np.minimum.accumulate(ended - number - far) + far, 0)
     before = np.concatenate(([0], least[:-1]))
-    again = ~opens & (least == before)  # the block takes a slot that was in use before
+    again = ~opens & (least == before)  # the block reuses a slot
     by_end = np.lexsort((end, which))
     former = number.copy()  # the previous block in its slot
     former[again] = by_end[(number - 1 + before)[again]]
@@ -141,7 +147,9 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
 
 
 def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float, last: Whole) -> Fit:
-    """Align the clocks of SMs by the warps that ended at a clock and a time, for times from 0 to each SM's `last`."""
+    """Align the clocks of SMs with the help of warps that ended at a known clock and time. Times are needed from 0 to
+    each SM's `last` clock.
+    """
     if not ns.any():
         return Fit(None, np.zeros(len(last)))
     x, y = at.astype(np.float64), np.minimum(ns - ns.min(), LIMIT).astype(np.float64)

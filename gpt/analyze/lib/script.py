@@ -28,18 +28,18 @@ NAME = "analyze"
 
 
 def load_script(path: Path) -> Analysis:
-    """Return the analysis in a file, which runs when that analysis is used."""
+    """Load the analysis in a file. The file is executed when the analysis is used."""
 
     def analyze(trace: TraceModel) -> Iterator[dict[str, Any]]:
         try:
-            with redirect_stdout(sys.stderr):  # standard output is for the answers
+            with redirect_stdout(sys.stderr):  # standard output is only for answers
                 function = runpy.run_path(str(path)).get(NAME)
                 if not callable(function):
                     raise UsageError(f"no function '{NAME}'", str(path))
                 found = list(function(trace) or ())
         except (GptError, OSError):
             raise
-        except (Exception, SystemExit) as error:  # whatever the script does
+        except (Exception, SystemExit) as error:  # the script can raise anything
             raise GptError(f"{type(error).__name__}: {error}", f"{path}:{_find_line(error, path)}") from error
         for answer in found:
             is_answer = isinstance(answer, dict) and answer.get("kind") == "answer"

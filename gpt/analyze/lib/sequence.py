@@ -18,7 +18,7 @@ Whole = npt.NDArray[np.int64]
 LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
 FIRST, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max  # times before and after all others
 
-# What a call does, as bits. ONE waits for one stream only, LOAD loads code, IN and OUT are copies to and from the
+# What a call does, as bits. ONE waits for a single stream, LOAD loads code, IN and OUT are copies to and from the
 # device, and the last three change the thread's current context.
 LAUNCH, WAIT, ONE, LOAD, COPY, IN, OUT, IOCTL, PUSH, SET, POP = (1 << bit for bit in range(11))
 CONTEXTS = PUSH | SET | POP
@@ -36,7 +36,7 @@ BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # rega
 
 
 class Acts:
-    """The acts of a process's functions."""
+    """The acts of a process's functions, as bits."""
 
     def __init__(self, process: Process) -> None:
         known = sorted(process.apis.items())
@@ -66,9 +66,9 @@ def _find_acts(api: Api) -> int:
 
 
 class CallTable(NamedTuple):
-    """Calls that returned, oldest first; `end` is the time when each returned, `acts` are the bits of what it does.
+    """Calls that returned, oldest first. `end` is when each returned, and `acts` are the bits of what it does.
 
-    A launch has the id of its kernel in `function`, or the handle of its graph in `object`.
+    For a launch, `function` has the id of the kernel, or `object` has the handle of the graph.
     """
 
     rows: npt.NDArray[np.void]
@@ -82,13 +82,15 @@ class CallTable(NamedTuple):
         return found
 
     def of(self, act: int) -> Mask:
-        """Return which calls do any of these acts."""
+        """Return which calls do any of the things in `act`."""
         found: Mask = (self.acts & act) != 0
         return found
 
 
 def iter_calls(trace: TraceModel, number: int, *names: str) -> Iterator[CallTable]:
-    """Yield the calls of a process that returned, with these fields. Calls of one nanosecond stay together."""
+    """Yield the calls of a process that returned, with these fields. Calls in the same nanosecond are in the same
+    table.
+    """
     acts = Acts(trace.processes[number])
     for found in trace.iter_calls(*names, process=number):
         rows = found if found["duration"].all() else found[found["duration"] > 0]
@@ -104,7 +106,7 @@ def launches_any(trace: TraceModel, number: int) -> bool:
 
 
 class Groups:
-    """Group the indexes of equal values, in arrays with few distinct ones, such as threads or streams."""
+    """Groups indexes by value, for arrays with few distinct values, such as threads or streams."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0, np.uint64)
@@ -116,7 +118,7 @@ class Groups:
         if not len(self._known) or not self._has(values):
             self._known = np.union1d(self._known, values)
         ranks = np.searchsorted(self._known, values)
-        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy radix-sorts u16
+        ranks = ranks.astype(np.uint16) if len(self._known) < 1 << 16 else ranks  # numpy uses radix sort for u16
         order = np.argsort(ranks, kind="stable")
         counts = np.bincount(ranks, minlength=len(self._known))
         ends = np.cumsum(counts)
@@ -129,10 +131,9 @@ class Groups:
 
 
 class IdleWaits:
-    """Finds the waits after which, judging by the recorded calls, the GPU has no work left.
+    """Finds the waits after which the GPU has no work left, judging by the recorded calls.
 
-    A wait for an event counts as a wait for everything. The times of the last launch and the last wait are kept per
-    stream.
+    A wait for an event is treated as a wait for everything. The last launch and the last wait are stored per stream.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class IdleWaits:
         self._all = FIRST
 
     def find(self, calls: CallTable) -> Mask:
-        """Return which of these calls are such waits; the calls follow the ones passed last time."""
+        """Return which calls are such waits. The calls must be later than those passed before."""
         idle, launch, one = calls.of(WAIT), calls.of(LAUNCH), calls.of(ONE)
         start, streams = calls.start, calls.rows["stream"]
         alone = np.flatnonzero(one)
@@ -168,33 +169,33 @@ class IdleWaits:
 
 
 def _latest(times: Whole, at: Whole, before: int) -> Whole:
-    """Return, for each element of `at`, the last of the sorted `times` before it, or else `before`."""
+    """For each element of `at`, return the last of the sorted `times` before it, or `before` if there's none."""
     found: Whole = np.concatenate(([before], times))[np.searchsorted(times, at)]
     return found
 
 
 class NextLaunches:
-    """Finds the times from a wait for everything to the next launch. If several waits precede the launch, the first one
-    counts.
+    """Finds the times from a wait for everything to the next launch. If there are several waits before the launch, the
+    first one counts.
 
-    A wait doesn't count if another thread's launch was in progress when it began, or if another thread launched
-    anything before it ended, because such work may run longer.
+    A wait doesn't count if a launch of another thread was in progress when it began, or if another thread launched
+    something before it ended, because that work may take longer.
     """
 
     def __init__(self) -> None:
-        self._waited = NEVER  # the end of the first wait since the last launch
-        self._reach = FIRST  # the end of all launches so far
+        self._waited = NEVER  # when the first wait since the last launch ended
+        self._reach = FIRST  # when all launches so far had returned
 
     def find(self, launches: Whole, returned: Whole, starts: Whole, ends: Whole) -> tuple[Whole, Whole]:
-        """Return the ends of waits, and when the next launch began.
+        """Return when waits ended, and when the next launch after each of them began.
 
-        `launches` says when further launches began, `returned` when they returned. Further waits last from `starts` to
-        `ends`. Both are sorted by start.
+        `launches` are the times when more launches began, sorted, and `returned` when they returned. The new waits
+        began at `starts`, also sorted, and ended at `ends`.
         """
         reach = np.maximum.accumulate(np.append(self._reach, returned))
-        before = np.searchsorted(launches, starts)  # launches that began before each wait
+        before = np.searchsorted(launches, starts)  # number of launches that began before each wait
         alone = reach[before] <= starts
-        first = np.full(len(launches) + 1, NEVER)  # the end of the first wait before each launch
+        first = np.full(len(launches) + 1, NEVER)  # when the first wait before each launch ended
         np.minimum.at(first, before[alone], ends[alone])
         first[0] = min(first[0], self._waited)
         self._waited, self._reach = first[-1], reach[-1]

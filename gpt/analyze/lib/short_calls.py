@@ -1,4 +1,4 @@
-"""Store the calls of a process in a compact form, for analyses that need several passes over them."""
+"""Store the calls of a process compactly, for analyses that read them several times."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from gpt.trace.unrecorded import Unrecorded
 
 CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("api", "<u4"), ("thread", "<u8")]
-# A call that copies, and the time when earlier work ended.
+# A copy, and the time at which earlier work on the GPU had ended.
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]
-WAITED = 1 << 15  # an act: the part of a copy's call that waited for earlier work
-LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: number of earlier calls with WAIT | OUT
+WAITED = 1 << 15  # an act: the part of a copy that waited for earlier work
+LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: the number of earlier calls with WAIT | OUT
 STEPS = "steps"
 BROKEN = "broken"  # marks units in which recording was off
 
 
 class Codes:
-    """The codes of kernels launched from one launch on, or up to another, in the form that find_rounds needs."""
+    """The launches from one launch up to another as codes, one per kernel or graph, in the form that find_rounds
+    needs.
+    """
 
     def __init__(self, tape: Tape, first: int, end: int | None = None) -> None:
         self._tape, self._first, self._end = tape, first, len(tape) if end is None else min(end, len(tape))
@@ -43,7 +45,7 @@ class Codes:
 
 
 class Starts:
-    """The start times of the launches from one launch on, in ns of recorded time."""
+    """When launches began, from one launch on, in ns of recorded time."""
 
     def __init__(self, launches: Tape, first: int, unrecorded: Unrecorded) -> None:
         self._launches, self._first, self._unrecorded = launches, first, unrecorded
@@ -57,10 +59,11 @@ class Starts:
 class Tapes:
     """The calls of a process that returned, oldest first, and its launches.
 
-    Times are in ns: when the first call began, when the last one ended, when code was first loaded, when the last
-    launch ended. `again` describes the last kernel to appear among those launched more than once (or among all kernels,
-    if each was launched once): when it was first launched, when that call returned, and how many launches precede it.
-    `copies_timed` says whether it's known how long copies waited for earlier work.
+    All times are in ns: when the `first` call began, when the `last` one ended, when code was first loaded (`load`),
+    and when the last launch ended (`launched`). `again` is about the kernel that was the last to appear of all those
+    launched more than once (or of all kernels, if none was launched twice): when its first launch began, when that call
+    returned, and how many launches preceded it. `copies_timed` says whether it's known how long copies waited for
+    earlier work.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -70,12 +73,12 @@ class Tapes:
         self.launches, self._codes = Tape(aside, LAUNCHED), Tape(aside, np.uint32)
         self.first, self.last, self.launched = 0, 0, 0
         self.load: int | None = None
-        self.waited: int | None = None  # the end of the first wait for everything after the last launch
-        self._copied: int | None = None  # the end of the first copy from the device after the last launch
+        self.waited: int | None = None  # when the first wait for everything after the last launch ended
+        self._copied: int | None = None  # when the first copy from the device after the last launch ended
         self._idle = IdleWaits()
-        self._numbers: dict[int, int] = {}  # numbers of kernels and graphs
+        self._numbers: dict[int, int] = {}  # codes of kernels and graphs
         self._graph_numbers: set[int] = set()
-        self._firsts: list[tuple[int, int, int]] = []  # each kernel's first launch: launches before it, begin, end
+        self._firsts: list[tuple[int, int, int]] = []  # for each kernel: launches before the first, its begin, its end
         self._counts: list[int] = []
         self._waits = 0
         self._graphs = trace.processes[number].graphs
@@ -138,7 +141,7 @@ class Tapes:
 
     @property
     def done(self) -> int | None:
-        """Return when the program had finished waiting for the last launch, or None."""
+        """Return when the program had finished waiting for its last launch, or None if it didn't wait."""
         return self._copied if self.waited is None else self.waited
 
     @property
@@ -153,15 +156,15 @@ class Tapes:
 
     @property
     def again(self) -> tuple[int, int, int]:
-        """Return when the last recurring kernel was first launched, when that call returned, and the number of launches
-        before it.
+        """Return, for the kernel that was the last to appear of those launched more than once: when its first launch
+        began, when that call returned, and the number of launches before it.
         """
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start, end = max(again or self._firsts)
         return start, end, before
 
     def start(self, launch: int) -> int:
-        """Return when a launch began."""
+        """Return when this launch began."""
         return int(self.launches[launch : launch + 1]["start"][0])
 
     def find_launch(self, time: int) -> int:
@@ -176,32 +179,33 @@ class Tapes:
         return low
 
     def codes(self, first: int, end: int | None = None) -> Codes:
-        """Return the kernels launched from one launch up to another."""
+        """Return the codes of the launches from `first` up to `end`."""
         return Codes(self._codes, first, end)
 
     def count_graphs(self, first: int, end: int) -> int:
-        """Return the number of graph launches between two launches."""
+        """Return the number of graphs among the launches from `first` up to `end`."""
         return int(np.isin(self._codes[first:end], [*self._graph_numbers]).sum())
 
     def count_in_threads(self, period: Period, first: int) -> int:
-        """Return how often a period's unit occurs, from a launch on, if each thread's launches are examined separately.
+        """Return how often a period's unit occurs, from launch `first` on, if the launches of each thread are examined
+        separately.
 
-        Only the first MOST of these launches are examined.
+        At most MOST launches are examined.
         """
         begin = int(period.begins[0])
         unit, codes = self._codes[begin : begin + period.length], self._codes[first : first + MOST]
         return count_in_threads(codes, self.launches[first : first + MOST]["thread"], unit)
 
     def starts(self, first: int) -> Starts:
-        """Return the start times of the launches from one on."""
+        """Return when launches began, from launch `first` on."""
         return Starts(self.launches, first, self.unrecorded)
 
     def measure(self, period: Period) -> tuple[float, float]:
-        """Return the median time of the repeated units in ns, and the share of units that the program waited for before
-        the next one.
+        """Return the median duration of the repeated units in ns, and the share of units that the program waited for
+        before it began the next one.
 
-        A unit lasts until the next launch begins, or, if there's none, until the program has waited for it. Units in
-        which recording was off may lack launches, so they count only if there are no others.
+        A unit lasts until the next launch begins. If there's no next launch, it lasts until the program has waited for
+        it. Units in which recording was off may lack launches, so they only count if there are no others.
         """
         took, waited, count = Numbers(), 0, 0
         counts = (period.ends - period.begins) // period.length
@@ -227,9 +231,8 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return a process's copies with GPU times, and for each, until when the GPU was busy with earlier work.
-
-    None if no copy has times.
+    """Return the copies of a process that have GPU times, and for each of them, until when the GPU was busy with
+    earlier work. Return None if there are no such copies.
     """
     places = [place for place in trace.gpus() if place[0] == number]
     found, reach, known = Sorted(Aside(), COPIED, "call"), np.iinfo(np.int64).min, False
@@ -249,7 +252,7 @@ def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
 
 
 def _split_copies(calls: Tape, copied: Sorted) -> Tape:
-    """Return the calls, with each copy that waited split into the wait, which is WAITED, and the copy."""
+    """Return the calls. Each copy that waited is split into two: the wait, marked as WAITED, and the copy itself."""
     made = Tape(Aside(), CALL)
     streams = (iter(calls), calls.dtype, "start"), (iter(copied), copied.dtype, "call")
     for rows, copies in iter_windows(*streams):
@@ -279,8 +282,8 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
 
 
 def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[int, int] | None:
-    """Return when data was copied to the device before a time, without the last copies that have at most `little` of
-    the bytes.
+    """Return when the program's data was copied to the device: the begin of the first copy before the time `begin`, and
+    the end of the last one, leaving out final copies that together have at most `little` of the bytes.
 
     Return None if fewer than `least` bytes were copied.
     """

@@ -1,7 +1,7 @@
-"""The slowest calls: when and where each was made, what it launched or copied, and the NVTX ranges around it.
+"""Find the slowest calls: when and where each was made, what it launched or copied, and the NVTX ranges around it.
 
-As many calls as asked for are kept per process. NVTX ranges are spilled to disk; the ones around these calls are looked
-up at the end.
+For each process, as many calls are stored as the user asks for. NVTX ranges are spilled to disk, and the ones around
+these calls are looked up at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ COLUMNS = (
 
 
 class SlowCall(NamedTuple):
-    """A call; it began `start` ns after the epoch. `ranges` are the names of pushed NVTX ranges, outermost first."""
+    """A call. It began `start` ns after the epoch. `ranges` are the names of the pushed NVTX ranges around it,
+    outermost first.
+    """
 
     took: float
     start: int
@@ -53,7 +55,7 @@ class SlowCall(NamedTuple):
 
 
 class SlowestCalls:
-    """The slowest calls of a process, at most `number`. Ioctls are part of calls, and aren't listed."""
+    """The slowest calls of a process, at most `number` of them. Ioctls aren't listed, because they're part of calls."""
 
     def __init__(self, process: Process, number: int) -> None:
         self._process, self._number = process, number
@@ -98,7 +100,7 @@ class SlowestCalls:
         ]  # fmt: skip
 
     def _find_ranges(self, starts: npt.NDArray[np.int64], last: int) -> list[tuple[str, ...]]:
-        """Return the names of the pushed ranges of its thread in which each call began."""
+        """Return, for each call, the names of the pushed ranges that were open in its thread when it began."""
         process, found = self._process, [list[str]() for _ in starts]
         threads, texts = self._kept["thread"], self._ranges.texts
         for rows in self._ranges.iter_ranges(process, last + process.machines.offset(process.header)):

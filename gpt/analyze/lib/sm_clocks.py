@@ -1,22 +1,22 @@
 """Compute times that can be compared across SMs, and a bound for their error.
 
-Problem: each SM has its own clock, and they differ by any number. A timer that all SMs share advances in steps, which
-are too coarse to time single instructions. So probes record *pairs*: an SM's clock and the timer, read one right after
-the other.
+Each SM has its own clock, and any two can differ by any amount. A timer that all SMs share advances in steps, which are
+too coarse to time single instructions. So probes record *pairs*: an SM's clock and the timer, read one right after the
+other.
 
-All SMs get the same rate, in ns per clock: the slope of the lines through the pairs of each SM. In a short launch, the
-timer's steps leave the slope uncertain, by a factor of ten if its warps end together; then the device's highest clock
-rate is used. Each SM gets an offset, which is the mean over its pairs.
+The same rate, in ns per clock, is used for all SMs: the slope of the lines through the pairs of each SM. In a short
+launch, the steps of the timer make the slope uncertain, by a factor of ten if all warps end together; then the highest
+clock rate of the device is used. Each SM also gets an offset, which is a mean over its pairs.
 
-How wrong is the difference of two SMs' times at most? The timer is late by less than a step, but equally on all SMs, so
-it counts once. To that, each SM adds
+How large can the error of the difference of two SMs' times be? The timer is late by less than a step, but equally on
+all SMs, so this counts once. For each of the two SMs, add
 
 - the largest distance of its line from one of its pairs: the *drift* of its clock, and what the step adds to it;
-- for clocks before its first pair or after its last one, the error of the rate times the distance to that pair. The
-  rates of the SMs whose pairs are far apart limit that error: each is known to a step at both ends.
+- for clocks before its first pair or after its last one, the error of the rate times the distance to that pair. The SMs
+  whose pairs are far apart limit that error: each of their rates is known to within a step at both ends.
 
-This holds if a clock's rate is constant from one pair to the next. If a warp is stopped between the two readings of a
-pair, that counts as drift.
+The bound holds if the rate of a clock is constant from one pair to the next. If a warp is interrupted between the two
+readings of a pair, that counts as drift.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from gpt.trace.rooms import ClockPairs
 Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
-LIMIT = np.uint64(1 << 60)  # clocks, ns: larger values are nonsense
+LIMIT = np.uint64(1 << 60)  # clocks and ns: larger values are invalid
 SLOPES = 0.1, 10.0  # ns per clock: 10 GHz, 100 MHz
-EXACT = 0.02  # greatest standard error of a usable slope, as a share of it
+EXACT = 0.02  # a slope with a larger standard error, relative to the slope, isn't used
 FAR = 0.5  # SMs whose pairs are this far apart, as a share of the longest distance, limit the error of the rate
 
 
 class Fit(NamedTuple):
-    """The time at clock x on an SM is `rate` * x + `offsets[SM]`, in ns.
+    """Lines through pairs: the time at clock x of an SM is `rate` * x + `offsets[SM]`, in ns.
 
-    `rate` is None if no line fits. The difference of two SMs' times is wrong by at most `bound` ns, which consists of
-    a `step` of the timer and of drift; it's None if the pairs don't tell.
+    `rate` is None if no line fits. `bound` is the largest error of the difference of two SMs' times, in ns, which
+    includes a `step` of the timer, and drift; it's None if the pairs don't show it.
     """
 
     rate: float | None
@@ -54,22 +54,22 @@ class Fit(NamedTuple):
 
 
 def highest_rate(card: Mapping[str, Any]) -> float:
-    """Return the ns per clock at a device's highest clock rate; 1e9 if it isn't known."""
+    """Return the ns per clock at the highest clock rate of a device, or 1e9 if that isn't known."""
     return 1e9 / (card.get("clock_hz") or 1)
 
 
 def describe_bound(step: float | None, bound: float | None) -> str:
-    """Say how well the clocks of SMs are aligned."""
+    """Return a sentence that says how well the clocks of SMs are aligned."""
     if step is None or bound is None:
         return "the clocks of SMs are aligned, but the error isn't known"
     return f"SMs are aligned within {human_time(bound)}: step {human_time(step)}, drift {human_time(bound - step)}"
 
 
 def fit_pairs(x: Real, y: Real, which: Whole, highest: float, first: Real, last: Real) -> Fit:
-    """Return the lines through pairs (x, y) of clocks and ns, of the SMs with the indexes `which`.
+    """Fit lines to pairs (x, y) of clocks and ns; `which` has the index of each pair's SM.
 
-    The pairs are sorted by SM. `highest` is the slope at the device's highest clock rate; `first` and `last` are each
-    SM's first and last clocks that times are needed for.
+    The pairs are sorted by SM. `highest` is the slope at the device's highest clock rate. `first` and `last` are the
+    first and last clocks of each SM for which times are needed.
     """
     count = np.bincount(which)
     mean_x, mean_y = np.bincount(which, x) / count, np.bincount(which, y) / count
@@ -96,7 +96,7 @@ def fit_pairs(x: Real, y: Real, which: Whole, highest: float, first: Real, last:
 
 
 def _find_error(spans: Real, step: float) -> float:
-    """Return the standard error of a slope that comes from the timer's steps; warps that end together share one
+    """Return the standard error of a slope that is due to the timer's steps. Warps that end together share one
     error.
     """
     square = float(spans @ spans) / 2
@@ -104,7 +104,7 @@ def _find_error(spans: Real, step: float) -> float:
 
 
 def _find_rate_error(x: Real, y: Real, which: Whole, spans: Real, rate: float, step: float) -> float:
-    """Return by how many ns per clock the rate is wrong at most, for any SM."""
+    """Return the largest error of the rate on any SM, in ns per clock."""
     if not spans.any():
         return math.inf
     order = np.lexsort((y, x, which))
@@ -116,13 +116,13 @@ def _find_rate_error(x: Real, y: Real, which: Whole, spans: Real, rate: float, s
 
 
 class SmClocks:
-    """The clocks of the SMs in a launch, given pairs from the log that the times are needed for.
+    """Converts the clocks of the SMs in a launch to times, using pairs from the log that has the clocks.
 
-    `rate` is None if they can't be aligned.
+    `rate` is None if the clocks can't be aligned.
     """
 
     def __init__(self, pairs: ClockPairs, first: Any, last: Any, highest: float) -> None:
-        """`first` and `last` are the clocks of each SM's first and last records, by its number."""
+        """Align the clocks. `first` and `last` are the clocks of each SM's first and last records, by SM number."""
         self.fit, self.rate = Fit(None, np.zeros(0)), None
         here = pairs.sm < len(first)
         sm, clock, time = pairs.sm[here].astype(np.int64), pairs.clock[here], pairs.time[here]
@@ -142,7 +142,7 @@ class SmClocks:
         self._offset[sms] = self.fit.offsets
 
     def times(self, sm: Any, clock: Any) -> Real:
-        """Return the times in ns at clocks of SMs."""
+        """Return the times, in ns, at these clocks of these SMs."""
         assert self.rate is not None
         times: Real = _signed(clock - self._base[sm]) * self.rate + self._offset[sm]
         return times

@@ -1,8 +1,8 @@
-"""Divide the time until a process is steady among kinds of calls in its launching thread.
+"""Find out how the launching thread of a process spends the time until the process is steady.
 
-Each moment counts once, for the call that the thread is executing, or else for host code. A launch counts as loading
-code if it's the first launch of its kernel and took FAR times as long as the kernel's other launches or, if there are
-no others, longer than SLOW: with lazy loading, the driver loads a kernel in that call.
+Each moment counts once: for the call in which the thread is, or else for host code. A launch counts as loading code if
+it's the first launch of its kernel and takes FAR times as long as the other launches of that kernel or, if there are
+none, longer than SLOW: with lazy loading, the driver loads a kernel in that call.
 """
 
 from __future__ import annotations
@@ -49,19 +49,21 @@ UNKNOWN = "(not known)"
 
 @dataclass
 class Kind:
-    """The calls of one kind until the first steady unit: their time and number, and bytes copied to the device."""
+    """The calls of one kind before the first steady unit: their time in ns, their number, and the bytes copied to the
+    device.
+    """
 
     time: int = 0
     calls: int = 0
     bytes: float = 0.0
     pageable: float = 0.0
-    begin: int | None = None  # from the start of the process
+    begin: int | None = None  # counted from the start of the process
 
 
 @dataclass
 class Library:
-    """The launched kernels of a library: their number, how many were loaded in their first launches, and the ns that
-    this took.
+    """The kernels of a library that were launched: how many, how many of them were loaded by their first launch, and
+    the ns that this took.
     """
 
     kernels: int = 0
@@ -70,8 +72,8 @@ class Library:
 
 
 class Call(NamedTuple):
-    """A long call: its function and kernel, when it began, counted from the start of the process,
-    and how long it took.
+    """A long call: its function and kernel, when it began, counted from the start of the process, and how long it
+    took.
     """
 
     name: str
@@ -83,14 +85,14 @@ class Call(NamedTuple):
 @dataclass
 class Startup:
     """The start-up of a process, in ns from its beginning. If `steady` is False, the process never became steady, and
-    the start-up ends with the last call.
+    the start-up lasts until the last call.
     """
 
     header: dict[str, Any]
     time: int
     off: int
     steady: bool
-    launches: int = 0  # until then
+    launches: int = 0  # during start-up
     length: int = 0
     times: int = 0
     skipped: int = 0
@@ -99,11 +101,13 @@ class Startup:
     kinds: dict[str, Kind] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     longest: list[Call] = field(default_factory=list)
-    images: tuple[int, int] = (0, 0)  # number of loaded images, and of PTX among them
+    images: tuple[int, int] = (0, 0)  # number of images that were loaded, and how many of them were PTX
 
 
 def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Startup:
-    """Return the start-up of a process, which ends with the first steady unit, or else with the last call."""
+    """Return the start-up of a process. It ends with the first steady unit, or with the last call if there's no steady
+    unit.
+    """
     process = trace.processes[number]
     began, unrecorded = trace.began(process), trace.unrecorded(process)
     end = max(began, steady.begin if steady else trace.last(number))
@@ -128,8 +132,8 @@ def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Start
 
 
 class _Calls:
-    """The calls of the launching thread: the thread that launches the repeated unit or, if nothing repeats, makes the
-    most launches.
+    """The calls of the launching thread. That's the thread that launches the repeated unit or, if nothing repeats, the
+    one with the most launches.
     """
 
     def __init__(self, trace: TraceModel, number: int, steady: int | None, end: int, found: Startup) -> None:
@@ -154,7 +158,7 @@ class _Calls:
             self.thread = max(threads, key=lambda one: (threads[one], -one), default=min(first_calls, default=0))
         self._first_call = first_calls.get(self.thread, end)
         self._launched: int | None = None
-        # Begin of a capture's first call and end of its last, on this thread.
+        # When the first call of a capture began and the last one ended, in this thread.
         self._captures: list[tuple[int, int]] = []
         self._capturing: int | None = None
         self._pinned = Addresses()
@@ -190,7 +194,7 @@ class _Calls:
                 library.time += self._loaded[function]
 
     def iter_layer(self) -> Iterator[Array]:
-        """Yield the thread's calls during start-up as LAYER: `what` is the index of a kind."""
+        """Yield the thread's calls during start-up as LAYER, with the index of a kind in `what`."""
         yield from iter_alone(self._iter_rows())
 
     def _iter_rows(self) -> Iterator[Array]:
@@ -250,7 +254,7 @@ class _Calls:
                 self._capturing = None
 
     def find_kinds(self, pieces: Array) -> Array:
-        """Return the kind of each piece, as an index: of the call that the thread was in, or else of host code."""
+        """Return the index of each piece's kind, which depends on the call that the thread was in, if any."""
         begin, kinds = pieces["begin"], pieces["what"].copy()
         host = kinds == NOTHING
         kinds[host] = KINDS.index(HOST)
@@ -276,7 +280,7 @@ def _count(values: Array) -> dict[int, int]:
 
 
 def _find_load(took: float, count: int, total: float) -> float:
-    """Return how many ns of a kernel's first launch were spent loading its code, judging by its other launches."""
+    """Estimate, from the kernel's other launches, how many ns its first launch spent loading code."""
     if count == 1:
         return took if took > SLOW else 0.0
     usual = (total - took) / (count - 1)

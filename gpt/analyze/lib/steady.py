@@ -1,7 +1,8 @@
-"""Find the first steady unit: the first repetition of the unit that takes about as long as the others.
+"""Find when a process becomes steady: the first repetition of its unit of launches that takes about as long as the
+others.
 
-The launches of a process repeat a unit (rounds.py). Its first repetitions are often slower, since they load code,
-choose algorithms or allocate memory: they belong to the start of the program.
+The launches of a process repeat a unit (rounds.py). The first repetitions are often slower, because they load code,
+choose algorithms or allocate memory, so they belong to the start-up.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ if TYPE_CHECKING:
 
     from gpt.analyze.lib.short_calls import Tapes
 
-USUAL = 2  # longest time of a steady unit, as a multiple of the median
+USUAL = 2  # how long a steady unit may take, as a multiple of the median
 STEPS = "steps"
 
 
 class Steady(NamedTuple):
-    """The repeated unit, in ns: when it's first `steady`, how long it usually takes, and how long it took at first."""
+    """The repeated unit. Times are in ns: when the first steady repetition begins, how long repetitions usually take,
+    and how long the very first one took.
+    """
 
     period: Period
     begin: int
-    skipped: int  # repetitions before it
+    skipped: int  # number of repetitions before the first steady one
     usual: float
     first: int
 
@@ -43,9 +46,10 @@ def find_unit(tapes: Tapes) -> Period | None:
 
 
 def iter_steps(tapes: Tapes, period: Period) -> Iterator[tuple[Whole, Whole, Whole]]:
-    """Yield the launches that begin repetitions, when these begin, and how long each takes until the next launch.
+    """Yield the launches that begin repetitions, when they begin, and how long each repetition takes until the next
+    launch.
 
-    The last repetition has a time only if a launch follows it. Time that wasn't recorded doesn't count.
+    The last repetition is included only if a launch follows it. Time that wasn't recorded doesn't count.
     """
     counts = (period.ends - period.begins) // period.length
     for _, places in iter_units(period.begins, counts, period.length):
@@ -56,7 +60,7 @@ def iter_steps(tapes: Tapes, period: Period) -> Iterator[tuple[Whole, Whole, Who
 
 
 def find_steady(tapes: Tapes) -> Steady | None:
-    """Return the first steady unit of a process, or None if nothing repeats."""
+    """Return the unit of a process and when it becomes steady, or None if nothing repeats."""
     period = find_unit(tapes)
     if period is None:
         return None

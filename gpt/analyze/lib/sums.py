@@ -1,4 +1,4 @@
-"""The base of analyses of maps with counts: sums of all records, by kernel and by launch."""
+"""The base of analyses of maps that count something: sums of all records, by kernel and by launch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MOST_LAUNCHES = 100_000  # launches listed at most
 
 
 class KernelSums(MapAnalysis):
-    """The sums of each kernel and of each launch.
+    """An analysis that sums up the records of each kernel and each launch.
 
-    Kernels are compared by the first of the `columns`, which is the sum of `parts`, or a field. The other columns are
-    fields of the map, or 0 if the map doesn't have the field.
+    Kernels are sorted by the first of the `columns`. It's the sum of `parts`, if there are any, or else a field of the
+    map. The other columns are fields, or 0 if the map doesn't have the field.
     """
 
     columns: tuple[Column, ...]
@@ -67,7 +67,7 @@ class KernelSums(MapAnalysis):
             self._rows.append((*launch_row(self._number, process, buffer), *self._values(sums)))
 
     def add_up(self, layout: MapLayout, values: npt.NDArray[Any]) -> int:
-        """Return the sum of a field, whose values are indexed by block, unit in the block and slot."""
+        """Sum up a field. The indexes of `values` are the block, the unit in the block, and the slot."""
         return int(values.sum(dtype="u8"))
 
     def merge(self, other: KernelSums) -> None:
@@ -81,11 +81,11 @@ class KernelSums(MapAnalysis):
         return tuple(sums[column.name] for column in (*self.columns, DROPPED))
 
     def verdict(self, sums: Mapping[str, int]) -> Sequence[str]:
-        """Return the lines about the sums of all launches; the first one is for scripts to parse."""
+        """Return sentences about the sums of all launches. The first one is meant for scripts."""
         return [f"{self.name}:{sums[self.columns[0].name]}"]
 
     def iter_answers(self, verdict: list[str]) -> Answers:
-        """Yield kernels, greatest sum first, and launches."""
+        """Yield a table of kernels, largest sum first, and a table of launches."""
         first, total = self.columns[0].name, sum(self._kernels.values(), Counter())
         ordered = sorted(self._kernels.items(), key=lambda kernel: (-kernel[1][first], kernel[0]))
         rows = [

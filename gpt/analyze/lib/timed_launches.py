@@ -1,4 +1,4 @@
-"""The times of launches with probes, for overhead and exposed_latency: per process, then for all."""
+"""Collect the times of launches with probes, for overhead and exposed_latency."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_ORIGINAL = "no kernel times without probes: 'gpt-hook run --benchmark' measur
 
 
 class TimedLaunches:
-    """The launches of a process, which are joined with their times once all records have arrived."""
+    """The launches of a process. They're matched with their times once all records have arrived."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -46,7 +46,7 @@ class TimedLaunches:
                 self._gpu.append((calls, process.clock.durations(rows["duration"])))
 
     def _find_times(self) -> dict[tuple[int, int], float]:
-        """Return the GPU time in ns of launches with probes, by thread and start."""
+        """Return the GPU times, in ns, of launches with probes, by thread and start of the call."""
         import numpy as np
 
         starts = np.array(sorted({launch.start for launch in self._probed.values()}), np.uint64)
@@ -57,7 +57,9 @@ class TimedLaunches:
         return found
 
     def joined(self) -> Iterator[tuple[str, ProbedLaunch, dict[str, Any], float | None]]:
-        """Yield each timed launch: its kernel, the launch, its `times`, and its GPU time in ns from --gpu-time."""
+        """Yield each timed launch: its kernel, the launch, its `times` record, and its GPU time in ns from --gpu-time,
+        or None.
+        """
         names, on_gpu = self._process.kernels(), self._find_times()
         for times in self._times:
             if launch := self._probed.get(times["launch"]):
@@ -65,12 +67,12 @@ class TimedLaunches:
                 yield names.get(launch.function, f"#{launch.function}"), launch, times, gpu
 
 
-def _make_values() -> array[float]:  # a named function, because cluster workers send pickles
+def _make_values() -> array[float]:  # has a name, because workers of a cluster send pickles
     return array("d")
 
 
 class Samples:
-    """Values of launches by name; medians are used, because a kernel's first launch includes loading its code."""
+    """Values of launches, by name. Medians are used, because the first launch of a kernel includes loading its code."""
 
     def __init__(self) -> None:
         self._values: dict[str, array[float]] = defaultdict(_make_values)
@@ -103,7 +105,7 @@ def divide(time: float | None, by: float | None) -> float | None:
 
 
 class Mergeable(Protocol):
-    """The sums of the launches with one key."""
+    """The sums for the launches with one key."""
 
     def merge(self, other: Self) -> None:
         """Merge another one."""
@@ -114,7 +116,7 @@ Cost = TypeVar("Cost", bound=Mergeable)
 
 
 class TimedFold(ABC, Generic[Key, Cost]):
-    """The costs of all launches that were read, by key."""
+    """The base of analyses that compute costs of all launches, grouped by a key."""
 
     streams = True
 
@@ -123,21 +125,21 @@ class TimedFold(ABC, Generic[Key, Cost]):
         from gpt.trace.kinds import COVERED
 
         self.kinds = COVERED | {"times", "kernel", "map", "function", "gpu_times", "gpu_time", "clock"}
-        self._done: dict[Key, Cost] = {}  # processes that have ended
+        self._done: dict[Key, Cost] = {}  # costs in processes that have ended
         self._coverage = Coverage()  # launches in processes that have ended
         self._open: dict[Process, TimedLaunches] = {}
 
     @abstractmethod
     def new(self) -> Cost:
-        """Return the sums for no launches."""
+        """Return the sums of an empty group."""
 
     @abstractmethod
     def add_up(self, process: Process, launches: TimedLaunches) -> dict[Key, Cost]:
-        """Return the costs of a process so far."""
+        """Return the costs of a process so far, by key."""
 
     @abstractmethod
     def tell(self, costs: dict[Key, Cost], coverage: list[str]) -> Answers:
-        """Yield the answers; `coverage` says which launches aren't included."""
+        """Yield the answers. `coverage` has the lines about launches that aren't included."""
 
     def take(self, process: Process) -> None:
         """Add the records that a process has collected."""
@@ -158,11 +160,11 @@ class TimedFold(ABC, Generic[Key, Cost]):
         self._coverage.merge(other._coverage)
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return the message for traces in which no launch had probes."""
+        """Return a message if no launch in the traces had probes, or None."""
         return None if "times" in kinds else "no launch with probes in the trace: 'gpt-hook run -p' makes some"
 
     def answer(self, incomplete: list[str]) -> Answers:
-        """Yield the answers, and the launches without probes."""
+        """Yield the answers, and the table of launches without probes."""
         from gpt.analyze.lib.coverage import Coverage, make_coverage
 
         del incomplete

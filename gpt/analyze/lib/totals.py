@@ -1,7 +1,7 @@
-"""Sum up calls by function (their number, duration and bytes), and kernels by name.
+"""Sum up calls by function (their number, duration and bytes), and the launches of kernels by name.
 
-Calls arrive in batches of arrays and go into one histogram per function (gpt/trace/durations.py), so memory doesn't
-grow with the length of a trace.
+Calls arrive in batches, as arrays, and are added to one histogram per function (gpt/trace/durations.py), so memory
+doesn't grow with the length of a trace.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.slowest import SlowestCalls
 
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
-FEW = 3  # launches needed to tell that one of them loaded code: it takes FAR times as long as the others
-NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS; AT_EXIT; CUDA_ERROR_NOT_READY, which queries return
+FEW = 3  # minimum number of launches; if one took FAR times as long as the others, it loaded code
+NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS, AT_EXIT, and CUDA_ERROR_NOT_READY, which queries return
 AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down because the program is exiting
 
 
@@ -42,13 +42,13 @@ class SlowestCall(NamedTuple):
 
 
 class FunctionTotals:
-    """The calls of one function: `calls` were recorded, `counted` were only counted."""
+    """The calls of one function: `calls` of them were recorded, and `counted` were only counted."""
 
     def __init__(self) -> None:
         self.calls = self.counted = self.failed = self.at_exit = 0
-        self.durations = Durations()  # calls that returned
+        self.durations = Durations()  # durations of calls that returned
         self.slowest: SlowestCall | None = None
-        self.gpu = Durations()  # the function's GPU work
+        self.gpu = Durations()  # times of its work on the GPU
         self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
     def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
@@ -94,13 +94,13 @@ class KernelTotals:
     def __init__(self) -> None:
         self.launches = self.captured = self.loads = 0
         self.loading = 0.0  # ns of the `loads` launches that took far longer than other launches of the same kernel
-        self.loaded = 0.0  # ns known to have been spent loading code, not included in `gpu`
-        self.unsure = 0.0  # ns in `gpu` that may have been spent loading, for kernels launched only once
-        self.gpu = Durations()  # the kernel's GPU work
+        self.loaded = 0.0  # ns that are known to have been spent loading code; not included in `gpu`
+        self.unsure = 0.0  # ns in `gpu` that may have been spent loading code, of kernels that were launched only once
+        self.gpu = Durations()  # times of its work on the GPU
 
     def find_loading(self, known: bool) -> None:
-        """Set `loads` for one process: one launch took far longer than the others, so it loaded code. That time may
-        already be `known`.
+        """Set `loads` for one process: if one launch took far longer than the others, it loaded code, unless that time
+        is already `known`.
         """
         gpu = self.gpu
         far = gpu.count >= FEW and gpu.largest > FAR * (gpu.total - gpu.largest) / (gpu.count - 1)
@@ -121,7 +121,7 @@ class Totals:
     """The functions and kernels of several processes, by name."""
 
     def __init__(self) -> None:
-        # By name: how the program looked the function up doesn't matter.
+        # The symbol by which the program looked the function up doesn't matter.
         self.functions = defaultdict[Api, FunctionTotals](FunctionTotals)
         self.kernels = defaultdict[str, KernelTotals](KernelTotals)
         self.coverage = Coverage()
@@ -146,9 +146,9 @@ class Totals:
 
 
 class ProcessTotals:
-    """The sums of one process, by function id; functions may get their names later.
+    """The sums of one process, by the ids of functions, whose names may arrive later.
 
-    `slowest` gets the calls, too.
+    If there's a `slowest`, it gets the calls, too.
     """
 
     def __init__(self, process: Process, slowest: SlowestCalls | None = None) -> None:
@@ -161,13 +161,13 @@ class ProcessTotals:
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
         self._captures = Counter[tuple[int, int]]()  # by api and function
-        self._gpu_time = [0.0, 0.0]  # ns of kernels without probes, and with them
+        self._gpu_time = [0.0, 0.0]  # ns of kernels without and with probes
         self._unprobed_time = defaultdict[int, float](float)  # ns without probes, by function
         self._firsts = FirstLaunches()
 
     @property
     def last(self) -> int:
-        """Return when the last call ended, or when recording was last turned on or off if that was later, in ns of
+        """Return when the last call ended, or when recording was last turned on or off if that was later. In ns of
         CLOCK_MONOTONIC.
         """
         return self.process.find_end(self._last)
@@ -229,7 +229,7 @@ class ProcessTotals:
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
     def _add_captures(self, found: rows.Rows) -> None:
-        """Count launches that were captured, or may have been, by kernel."""
+        """Count, by kernel, the launches that were captured or may have been."""
         known = self.process.apis
         may = [id_ for id_ in np.unique(found["api"]).tolist() if id_ not in known or known[id_].type == CAPTURED]
         if may:
@@ -244,10 +244,10 @@ class ProcessTotals:
         return function
 
     def find_loaded(self) -> rows.Rows:
-        """Return the first launches in which kernels were loaded, as rows of GPU times: `took` is their duration in ns,
-        `cut` the part spent loading.
+        """Return the first launches in which kernels were loaded, as rows of GPU times. `took` is their duration in ns,
+        `cut` the part that was spent loading.
 
-        They include launches that may have loaded code, and took `unsure` ns.
+        They include launches that may have loaded code; `unsure` is the part that would have been spent on that.
         """
         firsts, durations = self._firsts.rows, self.process.clock.durations
         found = np.zeros(len(firsts), [*TIMED, ("took", "<f8"), ("cut", "<i8"), ("unsure", "<i8")])
@@ -291,8 +291,8 @@ class ProcessTotals:
         return found
 
     def _take_out(self, totals: Totals, loaded: rows.Rows) -> tuple[list[float], dict[str, float]]:
-        """Subtract loading from kernels' times. Return the ns of kernels without and with probes, and the ns without
-        probes by kernel.
+        """Subtract the time spent loading from the times of kernels. Return the ns of kernels without and with probes,
+        and the ns without probes by kernel.
         """
         left, kernels, unprobed = [*self._gpu_time], self.process.kernels(), defaultdict[str, float](float)
         for id_, time in self._unprobed_time.items():

@@ -1,10 +1,12 @@
-"""Distributions of numbers, added as arrays, in memory that doesn't grow with their count.
+"""Distributions of numbers. Numbers are added as arrays, and memory doesn't grow with their count.
 
-A number is counted in the bin of its distance from a base. A bin is the upper bits of a 64-bit float, including the
-first BITS of the mantissa: each is 0.2 % of the distance wide, and whole distances below 1024 have separate bins. All
-numbers in a bin count as the number at its start. The base is 0, except that for unsigned numbers it's the least of the
-first array. So clocks and addresses, which are large and close to each other, don't share one bin. Numbers below half
-of that base are nearer to 0, so their distance from 0 counts.
+Each number is counted in a bin, which depends on its distance from a base. A bin is identified by the upper bits of
+that distance as a 64-bit float, including the first BITS of the mantissa. So a bin is 0.2 % of the distance wide, and
+each integer distance below 1024 has a bin of its own. All numbers in a bin are treated as the number at its start.
+
+The base is 0, except that for unsigned numbers, it's the smallest number of the first array. Otherwise clocks and
+addresses, which are large and close to each other, would all be in one bin. For numbers below half of such a base, the
+distance from 0 is used instead.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from gpt.trace.sums import FieldSums
 
 BITS = 9
 SHIFT = np.int64(52 - BITS)
-# Bins double in width if the median and the least number above 0 are this many times smaller than the greatest.
+# Bins double in width if both the median and the smallest number above 0 are this many times smaller than the greatest.
 WIDE = 64
 DOUBLINGS = 2  # maximum number of bins between a number and its double
 BELOW = np.int64(1 << 21)  # subtracted from bins of distances from 0 if the base isn't 0, to put them before all others
@@ -31,14 +33,16 @@ Floats = npt.NDArray[np.float64]
 
 
 class Distribution:
-    """`count` numbers: their `total`, the `least` and the `greatest`; `nans` are counted separately."""
+    """The distribution of `count` numbers, with their `total`, the `least` and the `greatest`. `nans` are counted
+    separately.
+    """
 
     def __init__(self) -> None:
         self.count = self.nans = self.infinite = 0
         self.total: int | float = 0
         self.least: int | float | None = None
         self.greatest: int | float | None = None
-        self.whole = True  # True while all are whole numbers
+        self.whole = True  # True as long as all numbers are integers
         self._base = 0
         self._bins: Ints = np.zeros(0, np.int64)
         self._counts: Ints = np.zeros(0, np.int64)
@@ -71,7 +75,7 @@ class Distribution:
         self._count(self._find_bins(found))
 
     def add_sums(self, found: FieldSums, records: int, whole: bool) -> None:
-        """Add numbers of which only the sums are known. They aren't in any bin, so percentiles ignore them."""
+        """Add numbers of which only the sums are known. They aren't in any bin, so percentiles don't include them."""
         count = sum(found.bins)
         self.nans += records - count
         if not count:
@@ -83,7 +87,7 @@ class Distribution:
         self.greatest = found.greatest if self.greatest is None else max(self.greatest, found.greatest)
 
     def merge(self, other: Distribution) -> None:
-        """Add another distribution's numbers, none of them unsigned."""
+        """Add the numbers of another distribution, none of which may be unsigned."""
         self.nans += other.nans
         if not other.count or other.least is None or other.greatest is None:
             return
@@ -120,7 +124,7 @@ class Distribution:
         self._bins, self._counts = bins, counts
 
     def bins(self) -> tuple[Floats, Ints]:
-        """Return the number at the start of each nonempty bin, in ascending order, and its count."""
+        """Return the number at the start of each nonempty bin, ascending, and how many numbers are in it."""
         found, bases = self._split(self._bins)
         found = found + bases
         return np.clip(found, self.least, self.greatest) if self.count else found, self._counts
@@ -133,7 +137,7 @@ class Distribution:
         return np.where(own < 0, -away, away), np.where(from_zero, 0.0, float(self._base))
 
     def percentile(self, part: float) -> int | float | None:
-        """Return a percentile, `part` from 0 to 1, or None if there are no numbers."""
+        """Return a percentile, with `part` from 0 to 1, or None if there are no numbers."""
         count = int(self._counts.sum())
         if not count:
             return None
@@ -154,7 +158,7 @@ class Distribution:
 
 
 def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tuple[str, int | float, int | float, int]]:
-    """Yield the nonempty columns of a histogram: name of the series, edges, count."""
+    """Yield the nonempty columns of a histogram: the name of the series, both edges, and the count."""
     edges, counts = make_histogram([*series.values()], most)
     whole = all(values.whole for values in series.values()) and bool((edges % 1 == 0).all())
     shown: list[int | float] = [int(edge) if whole else edge for edge in edges.tolist()]
@@ -164,10 +168,10 @@ def iter_columns(series: Mapping[str, Distribution], most: int) -> Iterator[tupl
 
 
 def make_histogram(series: Sequence[Distribution], most: int) -> tuple[Floats, list[Ints]]:
-    """Return the edges of at most `most` bins, and for each series the number of finite values in each.
+    """Return the edges of at most `most` bins, and for each series the number of finite values in each bin.
 
-    Whole numbers close to each other get one bin each. Otherwise bins have equal widths, except for nonnegative numbers
-    of very different sizes, whose bins have equal ratios, with one bin for 0.
+    Integers that are close to each other get one bin each. Otherwise all bins have the same width, except for
+    nonnegative numbers of very different sizes: their bins grow by a constant factor, and 0 has a bin of its own.
     """
     bins = [values.bins() for values in series]
     finite = [found[np.isfinite(found)] for found, _ in bins]
@@ -206,5 +210,5 @@ def _find_edges(numbers: Floats, weights: Ints, whole: bool, most: int) -> Any:
     else:
         place = np.arange(most + 1) / most
         edges = low * (1 - place) + high * place
-    edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers have no room between them
+    edges = np.unique(np.minimum(edges, np.finfo(np.float64).max))  # large numbers may leave no room for all edges
     return edges if len(edges) > 1 else np.array([low, math.nextafter(low + (abs(low) / 100 or 1.0), math.inf)])

@@ -17,7 +17,7 @@ from gpt.ptx import tree
 
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
 _BYTES = "mbarrier::complete_tx::bytes"
-_STATE = "{.M}{.S}{.W}.b64"  # modifiers after an operation on an mbarrier
+_STATE = "{.M}{.S}{.W}.b64"  # modifiers that follow the name of an operation on an mbarrier
 _SETS: dict[str, str | Mapping[str, str]] = {
     "M": "relaxed acquire release",
     "S": "cta cluster",
@@ -32,15 +32,15 @@ def _barrier(use: InstructionUse, operand: tree.Operand) -> str:
 
 
 def _change(code: str, use: InstructionUse) -> str:
-    """Write an operation without a result: `m_` is the mbarrier, `n_` the operand after it, or 1."""
+    """Write an operation that has no result. `m_` is the mbarrier, and `n_` the operand after it, or 1."""
     address, *rest = use.operands
     count = use.value(rest[0], _U32) if rest else "1u"
     return f"{{ uint64_t *m_ = {_barrier(use, address)}; uint32_t n_ = {count}; {code} }}"
 
 
 def _arrive(use: InstructionUse) -> str:
-    """Write an arrival, which returns the old state. `drop` also lowers the count that later phases expect;
-    `expect_tx` has bytes instead of a count.
+    """Write an arrival, which returns the previous state. `drop` also lowers the count that later phases expect. For
+    `expect_tx`, the operand is a number of bytes instead of a count.
     """
     operands = list(use.operands)
     result = operands.pop(0) if len(operands) > 1 and not isinstance(operands[0], tree.Address) else tree.Name("_")
@@ -57,12 +57,12 @@ def _arrive(use: InstructionUse) -> str:
 
 
 def _is_below(operand: tree.Operand, least: int) -> bool:
-    """Return whether an operand is a constant below a number."""
+    """Return whether an operand is a constant less than a number."""
     return tree.is_constant(operand) and evaluate(operand) < least
 
 
 def _wait(use: InstructionUse) -> str:
-    """Write a test of whether a phase is complete. If it isn't, other threads run before the result is returned."""
+    """Write a test of whether a phase is complete. If it isn't, other threads run before the test returns."""
     result, address, state, *_ = use.operands
     parity = ".parity" in use.instruction.modifiers
     if result == tree.Name("_"):
@@ -77,7 +77,9 @@ def _wait(use: InstructionUse) -> str:
 
 
 def _copy(use: InstructionUse) -> str:
-    """Write cp.async: copy the first `from` of `size` bytes and fill up with zeros; a true predicate copies none."""
+    """Write cp.async: copy the first `from` of `size` bytes, and fill the rest with zeros. If the operand is a
+    predicate and true, nothing is copied.
+    """
     to, of, size, *rest = use.operands
     count = evaluate(size)
     if count not in ((16,) if ".cg" in use.instruction.modifiers else (4, 8, 16)):
@@ -97,7 +99,7 @@ def _copy(use: InstructionUse) -> str:
 
 
 def _given(use: InstructionUse, operand: tree.Operand, count: int) -> str:
-    """Return the number of bytes to read: the operand's value, or 0 if it's a predicate that's true."""
+    """Return the number of bytes to read: the value of the operand, or 0 if it's a predicate and true."""
     name = operand.operand if isinstance(operand, tree.Prefixed) else operand
     if isinstance(name, tree.Name) and (found := use.body.find_register(name.name)) and found.type.name == "pred":
         return f"{use.value(operand, TYPES['pred'])} ? 0 : {count}"
@@ -114,9 +116,9 @@ def _transferred(use: InstructionUse, barrier: tree.Operand, count: str) -> str:
 
 
 def _remote(use: InstructionUse) -> str:
-    """Write st.async or red.async to shared memory of a block of the cluster, which is always this block.
+    """Write st.async or red.async, which go to the shared memory of a block in the cluster. That's always this block.
 
-    Without clusters it faults: an H200 treats it as an illegal instruction.
+    Without clusters, it faults, because an H200 treats it as an illegal instruction.
     """
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
@@ -129,7 +131,7 @@ def _remote(use: InstructionUse) -> str:
 
 
 def _check_size(operand: tree.Operand) -> None:
-    """Reject constant sizes that bulk copies can't have."""
+    """Raise Unsupported for a constant size that a bulk copy can't have."""
     if tree.is_constant(operand) and evaluate(operand) not in range(0, 1 << 20, 16):
         raise Unsupported(f"'{operand}' is not a multiple of 16 from 0 to {(1 << 20) - 16}")
 
@@ -141,7 +143,9 @@ def _prefetch(use: InstructionUse) -> str:
 
 
 def _bulk(use: InstructionUse) -> str:
-    """Write cp.async.bulk or cp.reduce.async.bulk of contiguous bytes; an mbarrier counts the bytes that arrived."""
+    """Write cp.async.bulk or cp.reduce.async.bulk for contiguous bytes. An mbarrier counts the bytes that have
+    arrived.
+    """
     to, of, size, *rest = use.operands
     _check_size(size)
     places = use.words["D"], use.words["W"]
@@ -163,13 +167,13 @@ def _bulk(use: InstructionUse) -> str:
         lines.append("memcpy(d_, s_, n_);")
     if f".{_BYTES}" in use.instruction.modifiers:
         lines.append(_transferred(use, rest[0], "n_"))
-    if ".multicast::cluster" in use.instruction.modifiers:  # copies to several blocks; here a cluster has one
+    if ".multicast::cluster" in use.instruction.modifiers:  # copies to several blocks, but here, a cluster has only one
         return " ".join([f"if ({use.value(rest[1], TYPES['u16'])} & 1) {{", *lines, "}"])
     return " ".join(["{", *lines, "}"])
 
 
 def _matrix(use: InstructionUse) -> str:
-    """Write ldmatrix or stmatrix: lanes 8i to 8i+7 give the addresses of the rows of matrix i."""
+    """Write ldmatrix or stmatrix. Lanes 8i to 8i+7 have the addresses of the rows of matrix i."""
     load = use.instruction.opcode == "ldmatrix"
     registers, address = use.operands if load else reversed(use.operands)
     count = int(str(use.words["N"]))
@@ -180,7 +184,7 @@ def _matrix(use: InstructionUse) -> str:
     where = bracketed(address)
     if use.words["W"] or use.place(where):
         row = pointer(use, "shared", where, 16)
-    else:  # hardware treats an address below 4 GiB as one in shared memory
+    else:  # hardware treats addresses below 4 GiB as addresses in shared memory
         row = f"host_shared(t, {use.site}, host_to_shared(t, {use.address_of(where, 32)}), 16)"
     transposed = int(bool(use.words["trans"]))
     after = [use.assign(item, _U32, f"x_.elements[{n}]") for n, item in enumerate(items)] if load else []
@@ -219,7 +223,7 @@ _BULK_REDUCTIONS = (
 
 
 def _between(to: str, of: str) -> dict[str, Mapping[str, str]]:
-    """Return the state spaces that `D` and `W` accept."""
+    """Return the state spaces that are possible for `D` and `W`."""
     return {name: {word: SPACES[word] for word in words.split()} for name, words in (("D", to), ("W", of))}
 
 

@@ -1,7 +1,7 @@
 """Atomic operations, reductions and fences.
 
-Blocks run in parallel on several host threads, so each operation is atomic on the host too, and sequentially
-consistent. The elements of a vector are processed one after another, which PTX allows.
+Blocks run in parallel on several host threads, so each operation is atomic on the host, too. All of them are
+sequentially consistent. The elements of a vector are processed one after another, which PTX allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt.asm.host.use import InstructionUse, convert
 from gpt.ptx import tree
 
 _HALVES = "f16 bf16 f16x2 bf16x2"
-TYPES_OF = {  # types that each operation takes
+TYPES_OF = {  # the types that each operation accepts
     "and": "b32 b64",
     "or": "b32 b64",
     "xor": "b32 b64",
@@ -37,7 +37,9 @@ def _fence_at(use: InstructionUse) -> str:
 
 
 def atomic(use: InstructionUse) -> str:
-    """Write an atomic operation as calls of a function in atomics.h, which is named for operation and type."""
+    """Write an atomic operation as calls of a function in atomics.h, whose name consists of the operation and the
+    type.
+    """
     type_, width = use.words["T"], int(str(use.words.get("V", "")) or 1)
     assert isinstance(type_, PtxType)
     name = str(use.words["O"]).lstrip("_")
@@ -50,7 +52,7 @@ def atomic(use: InstructionUse) -> str:
     values = [use.vector(one, width) for one in given[: 1 + (name == "cas")]]
     results = use.vector(result, width) if result else [tree.Name("_")] * width
     locals_ = ("v_", "w_")[: len(values)]
-    for name_, items in zip(locals_, values, strict=True):  # all are read before a result is written
+    for name_, items in zip(locals_, values, strict=True):  # all operands are read before a result is written
         lines.append(f"{raw} {name_}[] = {{{', '.join(use.value(one, raw) for one in items)}}};")
     for number, to in enumerate(results):
         arguments = ", ".join(["t", f"m_ + {number}", *(f"{name_}[{number}]" for name_ in locals_)])
@@ -64,7 +66,7 @@ _NEEDS = (
     "L2::cache_hint: W=global !W=*; L2::cache_hint: sm_80; b128: sm_90; bf16 bf16x2: sm_90; add: !s64;"
     "cas: !L2::cache_hint; S=* G=*: sm_60; f64: sm_60; b16: sm_70; b16: 6.3; f16x2: sm_60; f16: sm_70"
 )
-_MORE_NEEDS = {  # rules for the types of some operations
+_MORE_NEEDS = {  # rules for the types of certain operations
     **dict.fromkeys(("and", "or", "xor"), "b64: sm_32"),
     **dict.fromkeys(("min", "max"), "u64 s64: sm_32; f16 f16x2 bf16 bf16x2: V=*"),
 }
@@ -97,7 +99,7 @@ ROWS = [
     *_rows(),
     Row("membar.S", "", _FENCED, S="cta gl sys"),
     Row("fence{.M}.S", "", _FENCED, needs=": sm_70; : 6.0; cluster: sm_90", M="sc acq_rel acquire release", S=SCOPES),
-    # Proxies all access the same memory here
+    # all proxies access the same memory here
     Row("fence.proxy.P", "", _FENCED, needs="async: sm_90; async: 8.0; : 7.5", P="alias async"),
     Row("membar.proxy.alias", "", _FENCED, needs=": 7.5"),
     Row("fence.proxy.async.W", "", _FENCED, needs=": sm_90; : 8.0", W="global shared::cta shared::cluster"),

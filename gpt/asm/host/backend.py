@@ -25,14 +25,14 @@ FLAGS = (
     *("-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno"),
     *("-fno-stack-protector", "-fno-stack-clash-protection", "-fcf-protection=none", "-fno-asynchronous-unwind-tables"),
 )
-LEVEL = 1  # optimization level: -O2 takes twice as long
+LEVEL = 1  # -O2 would take twice as long
 MAX_FAULTS = 5  # reported per module
-_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # x86-64-v3, in the words of /proc/cpuinfo
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # x86-64-v3, as /proc/cpuinfo calls its features
 _PATIENCE = 30  # seconds for an answer to --version
 
 
 class HostTarget:
-    """This machine's CPU, the only target of this back end."""
+    """The processor of this machine, which is the only target of this back end."""
 
     family = "host"
 
@@ -73,7 +73,7 @@ class Host:
         return target
 
     def key(self, text: bytes, target: HostTarget) -> list[bytes]:
-        """Return the compiler's version, its flags, and a hash of the headers and of the code that generates C."""
+        """Return the version of the compiler, its flags, and a hash of the headers and of the code that generates C."""
         flags = "--check" if self._checks else " ".join(self._flags)
         return [find_compiler()[1].encode(), flags.encode(), _sources()]
 
@@ -96,7 +96,7 @@ class Host:
         self._processes.stop()
 
     def _compile(self, source: str, name: str) -> tuple[bytes, bytes]:
-        """Return the shared object, and the command line with the compiler's output."""
+        """Return the shared object, and the command line followed by the output of the compiler."""
         words, _ = find_compiler()
         tool = words[0]
         with scratch_folder("gpt-asm-") as folder:
@@ -119,7 +119,7 @@ class Host:
 
 @cache
 def find_compiler() -> tuple[list[str], str]:
-    """Return the words of the C compiler's command (`CC` or `cc`), and the first line of its `--version`.
+    """Return the command of the C compiler (`CC` or `cc`) as words, and the first line that it prints for `--version`.
 
     Raises MissingError.
     """
@@ -138,7 +138,7 @@ def find_compiler() -> tuple[list[str], str]:
 
 
 def _machine() -> list[str]:
-    """Return compiler options for the instruction set of this machine."""
+    """Return the options that make the compiler use the instruction set of this machine."""
     if platform.machine() != "x86_64":
         return []
     try:
@@ -158,7 +158,7 @@ def _sources() -> bytes:
 
 
 def _iter_sources() -> Iterator[Path]:
-    """Yield the files that the generated C depends on: headers, this folder, and the PTX parser."""
+    """Yield the files that the generated C depends on: the headers, this folder, and the PTX parser."""
     here = Path(__file__).parent
     yield from sorted(HEADERS.glob("*.h"))
     yield from sorted(here.glob("*.py"))

@@ -1,8 +1,9 @@
 """Translate a PTX function to a C function.
 
-Registers become locals, declared at the top and initialized to zero; labels stay labels. If several scopes declare a
-name, each gets a different C name. A backward branch counts down the thread's budget. A basic block adds its number of
-instructions to the clock once, so an instruction that reads the clock ends the block.
+Registers become local variables, which are declared at the top and initialized to zero. Labels remain labels. If
+several scopes declare a name, each gets a different name in C. A backward branch counts down the budget of the thread.
+A basic block adds its number of instructions to the clock all at once, so an instruction that reads the clock ends the
+block.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from gpt.ptx.scan import Item, Statement
 from gpt.ptx.types import STORED, integer
 
 MAX_SHOWN = 160  # characters of an instruction in a message
-ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # end a basic block
+ENDS = {"bra", "ret", "exit", "call", "brx", "trap"}  # these end a basic block
 _COUNTED = re.compile(r"(.*?)(0|[1-9]\d{0,8})")
 _STATES = {".local": "local", ".param": "param", ".shared": "shared"}
 _OF_PARAMETERS = {"param", "align", "ptr", "global", "const", "local", "shared", "v2", "v4"}  # words, and types
 _WIDTHS = {".v2": 2, ".v4": 4}
-_NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that a function's parameter can't have
+_NOT_PASSED = {"u8", "s8", "u16", "s16", "pred"}  # types that parameters of functions can't have
 _BEFORE_STATES = (".align", ".attribute", ".extern", ".const", ".global")  # other words that can begin a declaration
 
 
 @dataclass
 class CScope:
-    """A scope in braces: its registers, variables, labels and named lists. `counted` are declared like `%r<9>`."""
+    """A scope in braces: its registers, variables, labels and named lists. `counted` has those declared like
+    `%r<9>`.
+    """
 
     outer: CScope | None = None
     plain: dict[str, CRegister] = field(default_factory=dict)
@@ -45,14 +48,14 @@ class CScope:
     places: dict[str, CVariable] = field(default_factory=dict)
     labels: dict[str, CLabel] = field(default_factory=dict)
     lists: dict[str, tree.Statement] = field(default_factory=dict)  # .branchtargets, .calltargets, .callprototype
-    begins: dict[str, int] = field(default_factory=dict)  # the statements that declare them, except parameters
+    begins: dict[str, int] = field(default_factory=dict)  # the statements that declare them; without parameters
 
     def has(self, name: str) -> bool:
-        """Return whether the scope declares a name, except as one of several registers."""
+        """Return whether the scope declares this name. Registers declared like `%r<9>` don't count."""
         return any(name in known for known in (self.plain, self.places, self.labels, self.lists))
 
     def outwards(self) -> Iterator[CScope]:
-        """Yield this scope and the ones around it, innermost first."""
+        """Yield this scope and those around it, innermost first."""
         scope: CScope | None = self
         while scope:
             yield scope
@@ -60,7 +63,7 @@ class CScope:
 
 
 class BodyWriter:
-    """The body of a function during its translation to C."""
+    """Translates the body of a function to C."""
 
     def __init__(self, code: ModuleCode, item: Item, head: tree.FunctionNode) -> None:
         self.code = code
@@ -68,19 +71,19 @@ class BodyWriter:
         self.head = head
         self.is_kernel = head.kind == ".entry"
         self._scope = self._whole = CScope()
-        self._used = 0  # number of names made so far
+        self._used = 0  # number of names generated so far
         self._registers: dict[str, str] = {}  # types of the registers in use, by name
         self._arrays: list[str] = []
         self._lines: list[str] = []
-        self._counter: int | None = None  # the line that counts this basic block
+        self._counter: int | None = None  # the line that counts the instructions of this basic block
         self._count = 0
-        self.local_size = self._frame_size = 0  # bytes of .local, and of all variables
-        self.index = 0  # index of the statement that is being written
+        self.local_size = self._frame_size = 0  # bytes of variables in .local, and of all variables
+        self.index = 0  # index of the current statement
         self._statement: Statement | None = None
         self._text = ""
 
     def write(self) -> str:
-        """Return the function in C. Faults go to `code.fault`."""
+        """Return the function in C. Faults are passed to `code.fault`."""
         module = self.code.module
         statements = self.code.statements(self.item)
         scopes = self._declare(statements)
@@ -114,7 +117,7 @@ class BodyWriter:
         return f"{self.code.signature(self.head)} {{\n" + "".join(f"    {line}\n" for line in lines) + "}\n"
 
     def new_site(self) -> int:
-        """Make a site for the current instruction."""
+        """Create a site for the current instruction."""
         assert self._statement
         return self.code.new_site(self._statement.start, _shown(self._text).rstrip(";"))
 
@@ -139,7 +142,7 @@ class BodyWriter:
         return None
 
     def _component(self, register: CRegister, parts: tuple[str, ...]) -> CRegister | None:
-        """Return the component `.x` of a vector, or without parts the vector itself, which has no C variable."""
+        """Return component `.x` of a vector. Without parts, return the vector itself, which has no variable in C."""
         if register.width > 1:
             places = {part: number for number, pair in enumerate(("xr", "yg", "zb", "wa")) for part in pair}
             if len(parts) != 1 or places.get(parts[0][1:], 4) >= register.width:
@@ -156,7 +159,7 @@ class BodyWriter:
         return found if isinstance(found, CVariable) else None
 
     def find_list(self, name: str) -> tree.Statement | None:
-        """Look up a list that `NAME: .branchtargets` or the like declares."""
+        """Look up a list declared by `NAME: .branchtargets` and the like."""
         scopes = (scope for scope in self._scope.outwards() if name in scope.lists)
         return next((scope.lists[name] for scope in scopes if scope.begins[name] <= self.index), None)
 
@@ -165,8 +168,8 @@ class BodyWriter:
         return next((scope.labels[name] for scope in self._scope.outwards() if name in scope.labels), None)
 
     def new_name(self, prefix: str, name: str) -> str:
-        """Return a C name for a PTX name. It ends in a unique number, because the components of a vector `a` are `a_0`
-        and `a_1`, and something else may have that name.
+        """Return a name in C for a PTX name. It ends in a unique number, because `a_0` and `a_1` are the components of
+        a vector `a`, but they may also be names of something else.
         """
         self._used += 1
         plain = re.sub(r"\W", "", name, flags=re.ASCII)
@@ -175,7 +178,7 @@ class BodyWriter:
     # Declarations
 
     def _declare(self, statements: list[Statement]) -> list[CScope]:
-        """Return the scope of each statement, filled with the declarations in it."""
+        """Return the scope of each statement, with everything that's declared in it."""
         scope = self._scope
         for number, parameter in enumerate([*(self.head.returns or ()), *(self.head.params or ())]):
             self._declare_parameter(scope, number, parameter)
@@ -253,7 +256,7 @@ class BodyWriter:
             scope.counted[declarator.name] = integer(declarator.count) or 0, register
 
     def _is_declared(self, scope: CScope, declarator: tree.Declarator) -> bool:
-        """Return whether a scope has a register of this name, or for `%r<9>` any of these names."""
+        """Return whether a scope has a register of this name; for `%r<9>`, whether it has any of these."""
         name = declarator.name
         if declarator.count is not None:
             count = integer(declarator.count) or 0
@@ -270,7 +273,7 @@ class BodyWriter:
         if scope.has(declarator.name):
             raise Unsupported(f"'{declarator.name}' is declared twice")
         scope.begins[declarator.name] = self.index
-        if state not in ("local", "param"):  # a variable of the module, visible here only
+        if state not in ("local", "param"):  # otherwise it's a variable of the module that's visible only here
             scope.places[declarator.name] = self.code.declare(specifiers, declarator, self.item.name)
             return
         size, align = size_of(specifiers, declarator)
@@ -284,7 +287,7 @@ class BodyWriter:
         )
 
     def _declare_parameter(self, scope: CScope, number: int, parameter: tree.Parameter) -> None:
-        """Declare a parameter or a result; in C, results are the first parameters after the thread."""
+        """Declare a parameter or a result. In C, results are the first parameters after the thread."""
         name = parameter.declarator.name
         words = [specifier.word[1:] for specifier in parameter.specifiers]
         element = element_of(parameter.specifiers, parameter.declarator)
@@ -313,17 +316,19 @@ class BodyWriter:
             scope.places[name] = CVariable("param", f"host_offset(t, p{number})", size, element, f"p{number}", shape)
 
     def _enter(self) -> list[str]:
-        """Return the statements at the start, which load parameters that are registers."""
+        """Return the statements at the beginning that load those parameters that are registers."""
         params = self._in_registers(self.head.params, len(self.head.returns or ()))
         return [f"{register.name} = {place};" for place, register in params]
 
     def _leave(self) -> list[str]:
-        """Return the statements at the end, which store results that are registers."""
+        """Return the statements at the end that store those results that are registers."""
         results = self._in_registers(self.head.returns, 0)
         return ["leave:;", *(f"{place} = {register.name};" for place, register in results)]
 
     def _in_registers(self, parameters: tuple[tree.Parameter, ...] | None, first: int) -> list[tuple[str, CRegister]]:
-        """Return (place in a C parameter, register) for each parameter that's a register; vectors are split up."""
+        """For each parameter that's a register, return its position among the parameters in C, and the register.
+        Vectors are split.
+        """
         found = []
         for number, parameter in enumerate(parameters or ()):
             if any(specifier.word == ".reg" for specifier in parameter.specifiers):
@@ -338,7 +343,7 @@ class BodyWriter:
         return found
 
     def use_stack(self) -> None:
-        """Declare the locals of HOST_ALLOCATE."""
+        """Declare the local variables that HOST_ALLOCATE needs."""
         line = "unsigned char *top = 0, *low = 0, *high = 0;"
         if line not in self._arrays:
             self._arrays.append(line)
@@ -370,6 +375,6 @@ class BodyWriter:
 
 
 def _shown(text: str) -> str:
-    """Shorten an instruction for a message: some name hundreds of registers."""
+    """Shorten an instruction for a message, since some have hundreds of registers."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]}...{text[-17:]}"

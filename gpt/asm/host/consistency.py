@@ -1,4 +1,4 @@
-"""Check that the declarations of each name in a module agree, as ptxas does, whether or not a kernel needs them."""
+"""Check that all declarations of a name in a module agree, as ptxas does, whether a kernel needs the name or not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from gpt.ptx.quick import parse_declaration, parse_function
 from gpt.ptx.scan import Item, Module
 
 _NAMED = {"entry", "func", "variable"}
-_OPTIONAL = {".visible", ".weak"}  # a declaration may have these where the definition has no such word
+_OPTIONAL = {".visible", ".weak"}  # words that a declaration may have even if the definition doesn't
 _SYSTEM = {"free", "malloc", "vprintf", "vfprintf", "__assertfail", "cudaGraphSetConditional"}  # and __cuda_*
 _NOT_SHAPE = {*LINKING, ".global", ".const", ".shared", ".align", ".attribute"}  # these may differ
 
 
 @dataclass(frozen=True)
 class _Declared:
-    """The declarations of a name so far. `shape` must be the same in all of them. A dimension may be missing (None)."""
+    """The facts known about a name from its declarations so far. `shape` must be the same in all of them. A dimension
+    may be missing (None).
+    """
 
     kind: str
     shape: object
@@ -30,7 +32,7 @@ class _Declared:
 
 
 def iter_inconsistent(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield (offset, reason) for each declaration that ptxas rejects because of others of its name."""
+    """Yield (offset, reason) for each declaration that ptxas rejects because of other declarations of the same name."""
     named = [item for item in module.items if item.kind in _NAMED]
     counts = Counter(name for item in named for name in item.names)
     known: dict[str, _Declared] = {}
@@ -60,7 +62,7 @@ def _words(module: Module, start: int) -> list[str]:
 
 
 def _declared(module: Module, item: Item) -> Iterator[tuple[str, _Declared]]:
-    """Yield the names that an item declares, with their declarations."""
+    """Yield the names that an item declares, each with its declaration."""
     where = lambda: module.where(item.start)  # noqa: E731
     if item.kind != "variable":
         node = parse_function(module, item)
@@ -94,7 +96,7 @@ def _shape(parameter: tree.Parameter) -> tuple[object, ...]:
 
 
 def _merged(name: str, known: _Declared, one: _Declared) -> _Declared:
-    """Add a declaration to the ones before it. Raises Unsupported if they contradict each other."""
+    """Combine a declaration with those before it. Raises Unsupported if they contradict each other."""
     if "variable" in (known.kind, one.kind) and known.kind != one.kind:
         raise Unsupported(f"'{name}' is a variable and a function")
     if known.kind != one.kind:

@@ -12,7 +12,7 @@ from gpt.asm.host.variables import WIDTHS, shape_of
 from gpt.ptx import tree
 from gpt.ptx.types import FLOAT, takes
 
-# Functions that the device provides: the C for a call, with its result r0_ and arguments p0_, p1_, ...
+# Functions that the device provides. The C code for a call has the result r0_ and the arguments p0_, p1_, ...
 _SERVICES = {
     "vprintf": "r0_ = (uint32_t)t->services->print(t, {site}, p0_, p1_);",
     "__assertfail": "t->services->fail(t, {site}, p0_, p1_, p2_, p3_);",
@@ -22,7 +22,7 @@ _SERVICES = {
 
 
 def _branch(use: InstructionUse) -> str:
-    """Write a branch; a backward one uses up the thread's budget."""
+    """Write a branch. A backward branch counts down the budget of the thread."""
     (target,) = use.operands
     if not isinstance(target, tree.Name) or not (label := use.body.find_label(target.name)):
         raise Unsupported(f"no label '{target}'")
@@ -48,7 +48,7 @@ def _branch_indexed(use: InstructionUse) -> str:
 
 
 def _call(use: InstructionUse) -> str:
-    """Write a call. Results and arguments are passed as addresses; registers are copied to locals first."""
+    """Write a call. Results and arguments are passed as addresses, so registers are copied to local variables first."""
     operands = list(use.operands)
     results = _items(operands.pop(0)) if isinstance(operands[0], tree.OperandGroup) else ()
     callee = operands.pop(0) if operands else tree.Name("_")
@@ -96,7 +96,7 @@ def _check_arguments(
     results: tuple[tree.Operand, ...],
     given: tuple[tree.Operand, ...],
 ) -> None:
-    """Reject results and arguments that don't have the types of the parameters, as ptxas does. Raises Unsupported."""
+    """Raise Unsupported if results or arguments don't have the types of the parameters, as ptxas requires."""
     for formals, actuals in ((head.returns or (), results), (head.params or (), given)):
         if len(formals) != len(actuals):
             raise Unsupported("a call with other results or arguments than the function has")
@@ -119,7 +119,9 @@ def _said(shape: str) -> str:
 
 
 def _shape(use: InstructionUse, actual: tree.Operand) -> str:
-    """Return the shape of an argument, or "" if it fits any parameter (integers, `_`) or is rejected elsewhere."""
+    """Return the shape of an argument. It's empty if the argument fits any parameter (integers, `_`), or is rejected
+    elsewhere.
+    """
     if isinstance(actual, tree.Name) and not actual.parts and (place := use.body.find_place(actual.name)):
         return place.shape if place.space == "param" else ""
     if isinstance(actual, tree.Name) and (register := use.body.find_register(actual.name, actual.parts)):
@@ -136,10 +138,10 @@ def _items(group: tree.Operand) -> tuple[tree.Operand, ...]:
 def _registers(
     use: InstructionUse, formal: tree.Parameter, actual: tree.Operand
 ) -> tuple[PtxType, tuple[tree.Operand, ...]]:
-    """Return the type and the registers (or constant) of an argument or result that isn't in a variable.
+    """Return the type and the registers, or the constant, of an argument or result that isn't in a variable.
 
-    A vector needs a parameter with as many elements of the same size. ptxas accepts others of the same total size, but
-    its code gives different results on an H200.
+    A vector needs a parameter with the same number of elements of the same size. ptxas accepts others of the same total
+    size, but the code that it generates gives different results on an H200.
     """
     type_ = _type(formal)
     type_ = type_ if type_.is_float or type_.name == "pred" else type_.unsigned
@@ -169,7 +171,7 @@ def _serve(
 ) -> str:
     """Write a call of a function that the device provides."""
     if name not in _SERVICES:
-        if name.startswith(("cuda", "__cuda")):  # kernels that launch kernels call these
+        if name.startswith(("cuda", "__cuda")):  # called by kernels that launch kernels
             raise Unsupported(f"function '{name}' of CUDA's device runtime is missing here: see gpt-sim(7)")
         raise Unsupported(f"function '{name}' is not defined here")
     lines, after = [], []
@@ -184,13 +186,15 @@ def _serve(
 
 
 def _stored(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
-    """Return a value in a .param variable or in a register."""
+    """Return the value of a .param variable or a register."""
     place = use.body.find_place(operand.name) if isinstance(operand, tree.Name) else None
     return f"*({type_} *)({place.pointer})" if place and place.space == "param" else use.value(operand, type_)
 
 
 def _prototype(use: InstructionUse, name: tree.Operand) -> tree.FunctionNode | tree.Prototype:
-    """Return the signature for an indirect call: its `.callprototype`, or the first of its `.calltargets`."""
+    """Return the signature of an indirect call: its `.callprototype`, or the signature of the first of its
+    `.calltargets`.
+    """
     listed = use.body.find_list(name.name) if isinstance(name, tree.Name) else None
     if isinstance(listed, tree.Prototype):
         return listed
@@ -204,8 +208,8 @@ def _exit(use: InstructionUse) -> str:
 
 
 def _allocate(use: InstructionUse) -> str:
-    """Write alloca. `top` is the current end of the stack, `low` the end of the memory taken from C's stack, so space
-    that stackrestore freed is used again.
+    """Write alloca. `top` is the current end of the stack, and `low` the end of the memory taken from C's stack, so
+    that space freed by stackrestore is reused.
     """
     use.body.use_stack()
     align = 8

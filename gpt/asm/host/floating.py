@@ -1,6 +1,6 @@
-"""Floating-point arithmetic, comparison and conversion. runtime/host/math.h lists which operations are exact.
+"""Floating-point arithmetic, comparison and conversion. runtime/host/math.h says which operations are exact.
 
-The functions there are named for the type: f32_add, bf16x2_add.
+Functions there are named after the type: f32_add, bf16x2_add.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAMILIES = ": sm_100a sm_110a sm_120a"
 F8 = "e4m3x2 e5m2x2"
 F6 = "e2m3x2 e3m2x2"
 
-_FTZ = "ftz: f16 f16x2 f32; f16 f16x2: sm_53"  # types with subnormal numbers to flush
+_FTZ = "ftz: f16 f16x2 f32; f16 f16x2: sm_53"  # the types with subnormal numbers, which this flushes to zero
 _BF16 = "bf16 bf16x2: sm_90"
 
 _CLAMPED = "FLAG{A} | FLAG{B}"  # .relu and .satfinite, in either order
@@ -180,7 +180,7 @@ _COMPARISON = [
     ),
 ]
 _COMPARED = f"ftz: T=f16 T=f16x2 T=f32; T=f16 T=f16x2: sm_53; {_BF16}"
-_SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # comparing halves to an integer result was added later
+_SET_HALF = "T=f16 T=f16x2: 6.5 D=f16 D=f16x2 D=bf16"  # halves with an integer result were added later
 _TEST = "{T.name}_compare(COMPARE{C}, {a}, {b}, FLAG{ftz})"
 _LOW, _HIGH = (f"{{T.name}}_{part}_compare(COMPARE{{C}}, {{a}}, {{b}}, FLAG{{ftz}})" for part in ("low", "high"))
 for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and with a predicate
@@ -196,7 +196,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
             B=BOOLEAN,
             T="f32 f64",
         ),
-        Row(  # ptxas rejects a second predicate for halves
+        Row(  # ptxas rejects a second predicate if the operands are halves
             _setp[0], f"p:pred = a b{_c}", f"{_TEST}{_with}", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T="f16 bf16"
         ),
         Row(*_setp, f"p_ = {_LOW}{_with}; q_ = {_HIGH}{_with};", needs=_COMPARED, C=COMPARE, B=BOOLEAN, T=PAIRS),
@@ -221,7 +221,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
         ),
     ]
 
-_BETWEEN_FLOATS = (  # words before the types, types, needs
+_BETWEEN_FLOATS = (  # words before the types; the types; what they need
     ("{.sat}", "f16.f16", ""),
     ("", "bf16.bf16", ": sm_90"),
     ("{.ftz}{.sat}", "f32.f32", ""),
@@ -242,7 +242,7 @@ _BETWEEN_FLOATS = (  # words before the types, types, needs
 
 
 def _flags(words: str) -> tuple[str, str]:
-    """Return the C arguments for a form's rounding and for its other modifiers."""
+    """Return the arguments in C for the rounding mode and the other modifiers."""
     others = [f"FLAG{{{word}}}" for word in ("ftz", "sat") if word in words]
     return "ROUND{R}" if "R" in words else "ROUND", " | ".join(others) or "FLAG"
 
@@ -267,7 +267,7 @@ _CONVERSION = [
         D=FLOATS,
         T=INTEGERS,
     ),
-    *(  # rounding to an integral number
+    *(  # rounding to an integer
         Row(
             f"cvt.R{words}.{name}.{name}",
             f"d:{name} = a:{name}",
@@ -294,7 +294,7 @@ _CONVERSION = [
         )
         for words, types, needs in _BETWEEN_FLOATS
         for to, of in [types.split(".")]
-        # F2F and F2FP to f16 have no .FTZ: subnormal numbers are rounded like others
+        # F2F and F2FP have no .FTZ for f16: subnormal numbers are rounded like all others
         for mode, flags in [_flags(words.replace("{.ftz}", "") if types == "f16.f32" else words)]
     ),
     Row(

@@ -1,7 +1,7 @@
-"""Check the elements of a matrix in mma and wmma.mma as ptxas does.
+"""Check the elements of a matrix in mma and wmma.mma, as ptxas does.
 
-ptxas builds some forms from other instructions, which take less than the form itself: it refuses constants and dropped
-results there. Which forms it builds depends on the target.
+ptxas replaces some forms by other instructions, which accept less than the form does: constants and unused results are
+rejected there. Which forms it replaces depends on the target.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpt.ptx.types import FLOAT
 
 _HALVES = {".f16", ".bf16", ".tf32"}
 _BYTES = {".e4m3", ".e5m2"}
-_ALIKE = {".m8n8k4", ".m8n8k128", ".m16n8k128"}  # shapes whose factors are all .f16x2 or none
+_ALIKE = {".m8n8k4", ".m8n8k128", ".m16n8k128"}  # shapes in which either all factors are .f16x2, or none is
 _NO_HALVES = {".m8n8k16", ".m8n8k128", ".m16n8k128"}
 
 
 def takes_no_halves(instruction: tree.Instruction) -> bool:
-    """Return True for the forms of mma whose factors of 8 bits or less can't be registers of .f16x2."""
+    """Return True for forms of mma with factors of at most 8 bits, which can't be registers of type .f16x2."""
     return not _NO_HALVES.isdisjoint(instruction.modifiers)
 
 
@@ -31,14 +31,14 @@ def check_fragment(
     constants: Collection[str],
     target: int,
 ) -> None:
-    """Reject elements that a form doesn't take. Raises Unsupported.
+    """Raise Unsupported for elements that a form doesn't accept.
 
-    `wanted` is the type that the form names, `declared` the types of the registers among the elements, and `constants`
-    the texts of the constants.
+    `wanted` is the type that the form names; `declared` has the types of those elements that are registers, and
+    `constants` the text of constants among them.
     """
     modifiers, kinds = {*instruction.modifiers}, {*declared}
     wmma, second = instruction.opcode == "wmma", vector is instruction.operands[2]
-    narrow = wanted == "b32"  # factors of 8 bits or less
+    narrow = wanted == "b32"  # factors of at most 8 bits
     emulated = bool(_BYTES & modifiers) and 90 <= target < 120
     single = (wmma and ".tf32" in modifiers) or (".f64" in modifiers and ".m8n8k4" not in modifiers and target >= 100)
     floats = bool(kinds & {"f32", "f64", "f16"}) or any(FLOAT.fullmatch(one) for one in constants)

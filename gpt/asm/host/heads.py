@@ -1,6 +1,6 @@
 """Check what surrounds the names and parameters of kernels and functions: `.maxntid`, `.noreturn`, pragmas.
 
-Like ptxas, this checks every function of a module, whether or not a kernel needs it.
+Like ptxas, this checks every function of a module, whether a kernel needs it or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpt.ptx.quick import parse_function
 from gpt.ptx.scan import Item, Module
 
 BLOCK = (".maxntid", ".reqntid")
-_NUMBERS = {  # least and most numbers after each word
+_NUMBERS = {  # minimum and maximum of the numbers after each word
     "entry": {
         **dict.fromkeys((*BLOCK, ".reqnctapercluster"), (1, 3)),
         **dict.fromkeys((".maxnreg", ".minnctapersm", ".maxnctapersm", ".maxclusterrank"), (1, 1)),
@@ -51,7 +51,7 @@ def iter_wrong(module: Module, dialect: Dialect) -> Iterator[tuple[int, str]]:
 
 
 def _may_be_wrong(head: str) -> bool:
-    """Return whether a head has words after its name and parameters, or right after `.entry` or `.func`."""
+    """Return whether there are words after the name and the parameters, or right after `.entry` or `.func`."""
     return "." in head[head.rfind(")") + 1 :] or ".attribute" in head or bool(_AFTER_KIND.search(head))
 
 
@@ -74,7 +74,7 @@ def _reasons(module: Module, item: Item, dialect: Dialect) -> Iterator[str]:
 
 
 def check_attributes(kind: str, node: tree.FunctionNode | tree.Prototype, dialect: Dialect) -> Iterator[str]:
-    """Yield why ptxas rejects the words after the parameters of an `entry` or a `func`, or a prototype for one."""
+    """Yield why ptxas rejects the words after the parameters of an `entry`, of a `func`, or of a prototype for one."""
     words = [one.word for one in node.attributes if isinstance(one, tree.Attribute)]
     values = read_attributes(node)
     yield from filter(None, (rule.broken([word[1:] for word in words], dialect) for rule in _NEEDS))

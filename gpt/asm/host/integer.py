@@ -1,7 +1,7 @@
 """Integer arithmetic, logic, comparison and conversion.
 
-PTX leaves division by zero undefined. Here, quotient and remainder are all ones in every type, as in the code that
-ptxas 13.0 generates for sm_90.
+In PTX, the result of a division by zero is undefined. Here, all bits of the quotient and the remainder are 1, whatever
+the type, as in the code that ptxas 13.0 generates for sm_90.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _ORDER = (
 )
 BOOLEAN = {"and": "&", "or": "|", "xor": "^"}
 
-# Functions of two bits b and c by truth table (bit 2b+c). lop3 selects between two of them with its first operand.
+# Functions of two bits b and c, by their truth table (bit 2b+c). The first operand of lop3 selects one of two such
+# functions.
 _OF_TWO = (
     *("0u", "~({b} | {c})", "(~{b} & {c})", "~{b}", "({b} & ~{c})", "~{c}", "({b} ^ {c})", "~({b} & {c})"),
     *("({b} & {c})", "~({b} ^ {c})", "{c}", "(~{b} | {c})", "{b}", "({b} | ~{c})", "({b} | {c})", "~0u"),
@@ -35,7 +36,9 @@ _OF_TWO = (
 
 
 def _lop3_value(use: InstructionUse, operands: tuple[tree.Operand, ...]) -> str:
-    """Return lop3 of three operands in C: each bit of the result comes from the truth table of eight bits."""
+    """Return lop3 of three operands in C. Each bit of the result is taken from the truth table, which has eight
+    bits.
+    """
     a, b, c = (use.value(operand, TYPES["b32"]) for operand in operands[:3])
     table = evaluate(operands[3]) & 255
     low, high = (_OF_TWO[bits].format(b=b, c=c) for bits in (table & 15, table >> 4))
@@ -59,7 +62,7 @@ def _lop3_predicate(use: InstructionUse) -> str:
 
 
 def _move(use: InstructionUse) -> str:
-    """Write mov, which also packs the elements of a vector and unpacks them, lowest first."""
+    """Write mov, which can also pack the elements of a vector, lowest first, or unpack them."""
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
     to, of = use.operands
@@ -87,7 +90,7 @@ def _move(use: InstructionUse) -> str:
 
 
 def _part(type_: PtxType, count: int) -> PtxType:
-    """Return the element type of a vector with `count` elements and the size of a type."""
+    """Return the type of an element, if a vector of `count` elements has the size of this type."""
     name = f"b{type_.bits // max(count, 1)}"
     if name not in TYPES or TYPES[name].bits * count != type_.bits:
         raise Unsupported(f"a vector of {count} as one of .{type_.name}")
@@ -95,7 +98,7 @@ def _part(type_: PtxType, count: int) -> PtxType:
 
 
 def _holds(type_: PtxType, other: PtxType) -> bool:
-    """Return whether an integer type can represent all values of another, so that nothing saturates."""
+    """Return whether an integer type can represent all values of another type, so that nothing has to be saturated."""
     return (
         type_.bits > other.bits
         if type_.is_signed > other.is_signed
@@ -106,8 +109,8 @@ def _holds(type_: PtxType, other: PtxType) -> bool:
 class _Sum(NamedTuple):
     """An addition of two terms and a carry. Instructions that don't read the flag use the constant `carry`.
 
-    Hardware has a single flag, the carry out. It subtracts by adding the complement and 1, so after `sub.cc` a set flag
-    means that there was no borrow, and `addc` may follow `sub.cc`.
+    Hardware has only one flag, the carry out. It subtracts by adding the complement and 1. So a flag that's set after
+    `sub.cc` means that there was no borrow, and `addc` can follow `sub.cc`.
     """
 
     operands: str
@@ -116,7 +119,7 @@ class _Sum(NamedTuple):
     carry: int = 0
 
     def make(self, carry: str) -> str:
-        """Return the sum with a carry in C; it sets the flag."""
+        """Return the sum in C, with this carry. It also sets the flag."""
         return (
             f"bool k_ = __builtin_add_overflow({self.first}, {self.second}, &{{d}}); "
             f"cc = k_ | __builtin_add_overflow({{d}}, ({{T.unsigned}}){carry}, &{{d}});"

@@ -1,4 +1,6 @@
-"""Matrix products of a warp: mma, wmma. runtime/host/matrix.h defines the fragments and the order of summation."""
+"""Matrix products of a warp: mma and wmma. runtime/host/matrix.h defines the fragments, and the order in which products
+are added.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gpt.ptx import tree
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8}
 BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
 _INTEGERS = ("s8", "u8", "s4", "u4", "b1", "s32")
-_MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # shapes (m, n, k) by types of the factors
+_MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # shapes (m, n, k), by the types of the factors
     ("f16",): ((16, 8, 8), (16, 8, 16)),
     ("bf16",): ((16, 8, 8), (16, 8, 16)),
     ("tf32",): ((16, 8, 4), (16, 8, 8)),
@@ -27,7 +29,7 @@ _MMA: dict[tuple[str, ...], tuple[tuple[int, int, int], ...]] = {  # shapes (m, 
 }
 _MMA_NEEDS: dict[
     object, str
-] = {  # targets and versions by type of the factors and shape, or by type alone if all shapes agree
+] = {  # targets and versions, by type of the factors and shape, or if all shapes have the same, only by type
     ("f16", (16, 8, 16)): ": sm_80",
     ("f16", (16, 8, 8)): ": sm_75; : 6.5",
     ("f64", (8, 8, 4)): ": sm_80",
@@ -67,7 +69,7 @@ _REGISTERS = {"f16": "f16x2", "bf16": "bf16x2", "tf32": "tf32", "f32": "f32", "f
 
 
 class MatrixShape(NamedTuple):
-    """A product: its size, and the types of A, B, C and D."""
+    """A matrix product: its size, and the types of A, B, C and D."""
 
     m: int
     n: int
@@ -85,7 +87,7 @@ class MatrixShape(NamedTuple):
         return f"m{self.m}n{self.n}k{self.k}"
 
     def elements(self, matrix: str) -> int:
-        """Return the number of elements of a matrix that each lane holds."""
+        """Return how many elements of a matrix each lane has."""
         if self.layout == "quarters":
             return 4 if matrix in "ab" else 8
         if self.layout == "wmma" and self.a == "f16" and matrix in "ab":
@@ -93,7 +95,7 @@ class MatrixShape(NamedTuple):
         return {"a": self.m * self.k, "b": self.n * self.k}.get(matrix, self.m * self.n) // 32
 
     def slot(self, matrix: str) -> str:
-        """Return the fragment's operand in a signature: registers of 32 bits, or doubles."""
+        """Return the operand for a fragment in a signature: 32-bit registers, or doubles."""
         type_ = getattr(self, matrix)
         count = self.elements(matrix) * BITS[type_] // (64 if type_ == "f64" else 32)
         return f"{matrix}:{_REGISTERS.get(type_, 'b32')}[{count}]"
@@ -109,7 +111,7 @@ class MatrixShape(NamedTuple):
         )
 
     def row(self, form: str, **sets: str) -> Row:
-        """Return the row for the product itself."""
+        """Return the row of the product."""
         return Row(
             form,
             f"{self.slot('d')} = {self.slot('a')} {self.slot('b')} {self.slot('c')}",
@@ -120,7 +122,7 @@ class MatrixShape(NamedTuple):
 
 
 def _sums(type_: str) -> list[str]:
-    """Return the types that C and D may have for a factor's type."""
+    """Return the types that C and D can have if the factors have this type."""
     if type_ in ("f16", "e4m3", "e5m2"):
         return ["f16", "f32"]
     return ["s32" if type_ in _INTEGERS else "f64" if type_ == "f64" else "f32"]
@@ -191,7 +193,7 @@ _WHERE = {word: SPACES[word] for word in ("global", "shared", "shared::cta")}
 
 
 def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str) -> Iterator[Row]:
-    """Yield the rows for loads of a matrix, and for C also the stores of D."""
+    """Yield the rows that load a matrix, and for C, the rows that store D."""
     words = f"sync.aligned.L.{shape.name}{{.W}}.{type_}"
     layout = {word: str(int(word == "row")) for word in layouts.split()}
     for stride in ("", " stride:u32"):
@@ -204,7 +206,7 @@ def _moves(shape: MatrixShape, matrix: str, type_: str, layouts: str, needs: str
 
 
 def _move(use: InstructionUse, shape: MatrixShape, matrix: str, type_: str) -> str:
-    """Write a load or store of a matrix: each lane moves its elements one by one."""
+    """Write a load or store of a matrix. Each lane moves its elements one by one."""
     load = ".load" in use.instruction.modifiers
     fragment, address = use.operands[:2] if load else reversed(use.operands[:2])
     by_rows, rows, columns = (

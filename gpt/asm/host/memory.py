@@ -1,7 +1,7 @@
-"""Loads, stores, and addresses of the state spaces.
+"""Loads, stores, and addresses in the state spaces.
 
-Every access is checked at run time: its address must be a multiple of its size (for a vector, the size of all
-elements), and it must lie inside an allocation. An access to a variable at a constant offset is checked here instead.
+Every access is checked at run time: its address must be a multiple of its size (for a vector, the size of all elements
+together), and it must be inside an allocation. Accesses to variables at constant offsets are checked here instead.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ EVICTIONS_2 = "L2::evict_normal L2::evict_first L2::evict_last"
 PREFETCHES = "L2::64B L2::128B L2::256B"
 VECTORS = {f"v{width}": str(width) for width in (2, 4, 8)}
 CHECKED = {"": "generic", "global": "global", "shared": "shared", "local": "local", "const": "constant"}
-WINDOWS = ("shared", "local", "const", "param")  # their addresses have 32 bits
+WINDOWS = ("shared", "local", "const", "param")  # spaces with 32-bit addresses
 _STARTS = {"global": "0", "shared": "t->shared", "local": "t->local", "const": "t->constant", "param": "t->local"}
 _F32 = TYPES["f32"]
 _ADDRESS = TYPES["u64"]
 
 
 def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -> str:
-    """Return the C pointer for an access of `size` bytes; `address` is the operand inside the brackets.
+    """Return the C pointer for an access of `size` bytes. `address` is the operand inside the brackets.
 
-    An empty space means a generic address.
+    An empty space stands for a generic address.
     """
     if place := use.place(address):
         if space != place.space and (space or place.space not in ("global", "shared", "local")):
@@ -48,28 +48,28 @@ def pointer(use: InstructionUse, space: str, address: tree.Operand, size: int) -
         if place.pointer and offset is not None and 0 <= offset <= place.size - size and offset % size == 0:
             return f"({place.pointer} + {offset})"
     found = use.body.find_register(use.base(address))
-    if space not in WINDOWS and found and found.type.bits == 32:  # ptxas takes narrower ones, and extends them
+    if space not in WINDOWS and found and found.type.bits == 32:  # ptxas accepts narrower addresses and extends them
         raise Unsupported(f"'{address}' of type .{found.declared} as an address: 32 bits are for another ABI")
     return checked(use, space, use.address_of(address), size)
 
 
 def checked(use: InstructionUse, space: str, address: str, size: int | str) -> str:
-    """Return the C pointer for an address in C; the generated code checks the address at run time."""
+    """Return the C pointer for an address in C. The generated code checks the address at run time."""
     address = wrapped(space, address)
     if space != "param":
         return f"host_{CHECKED[space]}(t, {use.site}, {address}, {size})"
-    if not use.body.is_kernel:  # a function's arguments are in local memory
+    if not use.body.is_kernel:  # the arguments of a function are in local memory
         return f"host_local(t, {use.site}, {address}, {size})"
     return f"host_parameter(t, {use.site}, parameters, {_parameter_size(use)}, {address}, {size})"
 
 
 def wrapped(space: str, address: str) -> str:
-    """Cut an address in C to the width of its space: in small spaces, hardware adds in 32 bits."""
+    """Truncate an address in C to the width of its space: hardware adds in 32 bits in small spaces."""
     return f"(uint32_t)({address})" if space in WINDOWS else address
 
 
 def _offset(address: tree.Operand, element: int) -> int | None:
-    """Return the offset from a variable whose elements have `element` bytes, None if it isn't a constant."""
+    """Return the offset from a variable whose elements have `element` bytes, or None if it isn't a constant."""
     match address:
         case tree.Expression((_, *rest), (sign, *signs)):
             return evaluate(tree.Expression((tree.Number("0"), *rest), (sign, *signs)))
@@ -81,21 +81,21 @@ def _offset(address: tree.Operand, element: int) -> int | None:
 
 
 def bracketed(operand: tree.Operand) -> tree.Operand:
-    """Return the operand inside the brackets of an address. Raises Unsupported."""
+    """Return what's inside the brackets of an address. Raises Unsupported."""
     if not isinstance(operand, tree.Address) or len(operand.items) != 1 or isinstance(operand.items[0], tree.Index):
         raise Unsupported(f"address '{operand}'")
     return operand.items[0]
 
 
 def _inside(address: tree.Operand) -> tree.Operand:
-    """Return an address without its brackets; an element of an array has brackets of its own."""
+    """Return an address without its brackets. Elements of arrays have brackets of their own."""
     return address if isinstance(address, tree.Index) else bracketed(address)
 
 
 def _access(
     use: InstructionUse, operand: tree.Operand, address: tree.Operand
 ) -> tuple[PtxType, tuple[tree.Operand, ...], str, str]:
-    """Return a load's or store's element type in memory, its registers, its pointer and its memory order."""
+    """Return the type of a load's or store's elements in memory, its registers, its pointer and its memory order."""
     type_ = use.words["T"]
     assert isinstance(type_, PtxType)
     width = int(str(use.words.get("V", "")) or 1)
@@ -115,7 +115,7 @@ def _load(use: InstructionUse) -> str:
 
 
 def store(use: InstructionUse) -> str:
-    """Write a store, whose operands are an address and a value or vector."""
+    """Write a store. Its operands are an address, and a value or a vector."""
     inputs = {parameter.declarator.name for parameter in use.body.head.params or ()}
     where = _inside(use.operands[0])
     if use.base(where) in inputs and (place := use.place(where)) and place.space == "param":
@@ -133,7 +133,9 @@ def store(use: InstructionUse) -> str:
 
 
 def _fill(use: InstructionUse) -> str:
-    """Write st.bulk: zero shared memory, eight bytes at a time. Without `.shared::cta`, its address is generic."""
+    """Write st.bulk, which fills shared memory with zeros, eight bytes at a time. Without `.shared::cta`, the address
+    is generic.
+    """
     where, size, _ = use.operands
     address, type_ = bracketed(where), _ADDRESS
     if isinstance(size, tree.Number | tree.Prefixed) and evaluate(size) not in range(0, (16 << 20) + 1, 8):
@@ -153,7 +155,7 @@ def _fill(use: InstructionUse) -> str:
 
 
 def _is_parameter(use: InstructionUse) -> str:
-    """Write a test whether an address lies in the kernel's parameters."""
+    """Write a test of whether an address is in the kernel's parameters."""
     if not use.body.is_kernel:
         raise Unsupported("not supported in device functions")
     address = use.value(use.operands[1], _ADDRESS)
@@ -166,7 +168,9 @@ def _parameter_size(use: InstructionUse) -> int:
 
 
 def _change_space(use: InstructionUse) -> str:
-    """Write cvta: make an address of a space generic, or with `to` the reverse. Shared addresses are cut to 32 bits."""
+    """Write cvta, which makes an address of a space generic, or with `to`, does the reverse. Shared addresses are
+    truncated to 32 bits.
+    """
     if place := use.place(use.operands[1]):
         if use.words["to"]:
             raise Unsupported(f"'{use.operands[1]}' where a register is expected")
@@ -182,14 +186,14 @@ def _change_space(use: InstructionUse) -> str:
 
 
 def refuse_address(use: InstructionUse, address: tree.Operand) -> None:
-    """Reject an address in another space than the instruction's, though nothing is accessed. Raises Unsupported."""
+    """Raise Unsupported if an address is in a different space than the instruction's, even if nothing is accessed."""
     pointer(
         use, next((space for space in ("global", "local") if f".{space}" in use.instruction.modifiers), ""), address, 1
     )
 
 
 def _hint(use: InstructionUse) -> str:
-    """Write a cache hint, which has no effect; addresses that ptxas rejects are rejected."""
+    """Write a cache hint. It has no effect, but addresses that ptxas rejects are rejected here, too."""
     address = bracketed(use.operands[0])
     if use.instruction.opcode == "prefetchu" and use.place(address):
         raise Unsupported(f"'{address}' is a variable: 'cvta' its address to a register first")
@@ -198,7 +202,9 @@ def _hint(use: InstructionUse) -> str:
 
 
 def _policy(use: InstructionUse) -> str:
-    """Write createpolicy: the policy is 0, as nothing reads it. Constants that ptxas rejects are rejected."""
+    """Write createpolicy. The policy is 0, because nothing reads it, but constants that ptxas rejects are rejected
+    here, too.
+    """
     given = use.operands[1:]
     if len(given) == 3:
         refuse_address(use, bracketed(given[0]))

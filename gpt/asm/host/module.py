@@ -37,7 +37,7 @@ _SPACES = {".global", ".const", ".shared"}  # where a module's variables may be
 
 
 def function_address(name: str) -> int:
-    """Return the address of a device function; the same as host_address_of in abi.h."""
+    """Return the address of a device function. host_address_of in abi.h returns the same."""
     digest = 0xCBF29CE484222325
     for byte in name.encode():
         digest = (digest ^ byte) * 0x100000001B3 % (1 << 64)
@@ -45,7 +45,7 @@ def function_address(name: str) -> int:
 
 
 def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
-    """Reject a variable whose initial value has the address of anything but these. Raises Unsupported."""
+    """Raise Unsupported if the initial value of a variable contains the address of anything but these."""
     for pointer in variable.pointers:
         if pointer.symbol not in known:
             raise Unsupported(
@@ -55,13 +55,13 @@ def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
 
 
 class ModuleWriter:
-    """A module during its translation to C. `faults` collects what can't be translated, as (location, text)."""
+    """Translates a module to C. `faults` has everything that can't be translated, as pairs of location and text."""
 
     _is_reached = True  # by a kernel
 
     def __init__(self, data: bytes, name: str) -> None:
         """Scan the module. Raises MalformedError if the text isn't PTX."""
-        # Contract as ptxas does, so that results are the same as on a GPU.
+        # Fuse multiplications and additions as ptxas does, so that the results are the same as on a GPU.
         whole = contracted(scan_module(data, name))
         # The targets of an indirect call aren't known, so a module that contains one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton
@@ -89,7 +89,7 @@ class ModuleWriter:
         self._bodies: dict[str, BodyWriter] = {}
         self._parameters: dict[str, list[params.Param]] = {}
         self._heads: dict[str, tree.FunctionNode] = {}
-        self._aliases: dict[str, str] = {}  # alias: function
+        self._aliases: dict[str, str] = {}  # alias -> function
         self._independent = head.texmode_independent
         self._at = 0  # the start of the item that is being translated
         self._first = _first_declarations(module)
@@ -132,7 +132,7 @@ class ModuleWriter:
         return len(self._sites) - 1
 
     def find(self, instruction: tree.Instruction) -> Match | str:
-        """Return the row that an instruction matches, or the reason why no row does."""
+        """Return the row that matches an instruction, or the reason why there's none."""
         return TABLE.find(instruction.opcode, instruction.modifiers, len(instruction.operands), self.dialect)
 
     # Names
@@ -144,7 +144,9 @@ class ModuleWriter:
         return self._statements[item.name]
 
     def head(self, name: str) -> tree.FunctionNode:
-        """Return the head of a function: its definition's, or the last declaration's if it's defined elsewhere."""
+        """Return the head of a function, from its definition, or if it's defined elsewhere, from its last
+        declaration.
+        """
         if name not in self._heads:
             items = [item for item in self.module.items if item.kind in ("entry", "func") and item.name == name]
             self._heads[name] = parse_function(self.module, next((item for item in items if item.body), items[-1]))
@@ -158,7 +160,7 @@ class ModuleWriter:
         return self._parameters[item.name]
 
     def signature(self, head: tree.FunctionNode) -> str:
-        """Return the head of a function in C; results and parameters are pointers to bytes."""
+        """Return the head of a function in C. Results and parameters are pointers to bytes."""
         if head.kind == ".entry":
             return f"static void {c_function(head.name)}(struct host_thread *t, const unsigned char *parameters)"
         count = len(head.returns or ()) + len(head.params or ())
@@ -199,13 +201,17 @@ class ModuleWriter:
         return name in self._aliases or self.module.find(name) is not None
 
     def targets(self) -> str:
-        """Return the name of the table with the targets of indirect calls; only then is the table written."""
+        """Return the name of the table of functions that indirect calls may reach. The table is written only if this
+        was called.
+        """
         self._has_targets = True
         return "targets"
 
     @cached_property
     def has_abi(self) -> bool:
-        """True if calls follow the ABI. If one function has several results, ptxas drops it for the whole module."""
+        """True if calls follow the ABI. If any function has several results, ptxas doesn't follow it in the whole
+        module.
+        """
         functions = (item for item in self._whole.items if item.kind == "func")
         return not any(_SEVERAL.search(self._whole.skeleton, item.start, item.body or item.end) for item in functions)
 
@@ -219,7 +225,7 @@ class ModuleWriter:
 
     @cached_property
     def _addressable(self) -> set[str]:
-        """Return the names in the whole module whose address a variable's initial value may contain."""
+        """Return all names in the module whose addresses may be part of a variable's initial value."""
         text = self._whole.skeleton
         return {
             item.name
@@ -369,7 +375,8 @@ class ModuleWriter:
         if not self._has_targets:
             return []
         pointed = [one.symbol for _, variable in self._variables.values() for one in variable.pointers]
-        # Functions whose address isn't taken here come last: other kernels' variables may hold their addresses.
+        # Functions whose address isn't taken here come last. The variables of other kernels may contain their
+        # addresses.
         names = [n for n in dict.fromkeys([*self.taken, *pointed, *sorted(self._functions)]) if n in self._functions]
         rows = [f"{{{function_address(n):#x}ull, (void *){c_function(n)}}},\n    " for n in names if self.is_defined(n)]
         return ["static const struct host_target targets[] = {\n    ", *rows, "{0, 0}};\n\n"]
@@ -439,14 +446,14 @@ class ModuleWriter:
         )
 
     def reached(self, kernel: str) -> set[str]:
-        """Return the kernel and the names of everything it uses, directly or indirectly."""
+        """Return the names of the kernel and everything that it uses, directly or indirectly."""
         found = needed(self.module, [kernel])
         items = (item for item in self.module.items if item.name in found)
         indirect = any(INDIRECT in self.module.skeleton[item.start : item.end] for item in items)
         return found | self._functions if indirect else found
 
     def needs(self, kernel: str) -> dict[str, int]:
-        """Return the resources a kernel needs, named like the fields of the record `kernel`."""
+        """Return the resources that a kernel needs, with the same names as the fields of a `kernel` record."""
         reached = self.reached(kernel)
         stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
         return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
@@ -487,7 +494,7 @@ def _pointers(count: int) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Quote text as a C string."""
+    """Return text as a C string in quotes."""
     escaped = re.sub(r"[\\\"?]", lambda found: "\\" + found[0], text)
     return (
         '"' + re.sub(r"[^ -~]", lambda found: "".join(f"\\{b:03o}" for b in found[0].encode("latin-1")), escaped) + '"'

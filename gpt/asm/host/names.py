@@ -39,12 +39,12 @@ SPECIAL = {  # special registers: type, and value in C
     "%globaltimer_lo": ("u32", "(uint32_t)host_time()"),
     "%globaltimer_hi": ("u32", "(uint32_t)(host_time() >> 32)"),
     "%dynamic_smem_size": ("u32", "t->dynamic_shared"),
-    "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as allocated, in units of 128 bytes
+    "%total_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),  # as it's allocated, in units of 128 bytes
     "%aggr_smem_size": ("u32", "((t->shared_size + 127) & ~127u)"),
-    # A cluster always has one block.
+    # a cluster always consists of one block
     **{f"%clusterid.{axis}": ("u32", f"t->ctaid[{number}]") for number, axis in enumerate("xyz")},
     **{f"%nclusterid.{axis}": ("u32", f"t->nctaid[{number}]") for number, axis in enumerate("xyz")},
-    **dict.fromkeys(("%clusterid.w", "%nclusterid.w", "%cluster_nctaid.w"), ("u32", "0u")),  # ptxas says 0
+    **dict.fromkeys(("%clusterid.w", "%nclusterid.w", "%cluster_nctaid.w"), ("u32", "0u")),  # as in ptxas
     **{f"%cluster_ctaid.{axis}": ("u32", "0u") for axis in "xyzw"},
     **{f"%cluster_nctaid.{axis}": ("u32", "1u") for axis in "xyz"},
     "%cluster_ctarank": ("u32", "0u"),
@@ -54,18 +54,18 @@ SPECIAL = {  # special registers: type, and value in C
     "%reserved_smem_offset_end": ("u32", "0u"),
     "%reserved_smem_offset_cap": ("u32", "0u"),
     **{f"%reserved_smem_offset_{number}": ("u32", "0u") for number in range(2)},
-    # Performance counters stay 0, and graphs can't launch themselves.
+    # Performance counters stay at 0, and graphs can't launch themselves.
     **{f"%pm{number}": ("u32", "0u") for number in range(8)},
     **{f"%pm{number}_64": ("u64", "0ull") for number in range(8)},
     "%current_graph_exec": ("u64", "0ull"),
-    # The address of the grid's workspace, which cooperative groups use to synchronize a grid.
+    # The address of a workspace that cooperative groups use to synchronize the grid.
     **{f"%envreg{number}": ("b32", "0u") for number in range(32)},
     "%envreg1": ("b32", "(uint32_t)(t->workspace >> 32)"),
     "%envreg2": ("b32", "(uint32_t)t->workspace"),
 }
 SPECIAL |= {name[:-1] + "rgba"["xyzw".index(name[-1])]: SPECIAL[name] for name in [*SPECIAL] if name[-2] == "."}
 _CLUSTERS, _RESERVED = ": sm_90; : 7.8", ": 7.6"
-SPECIAL_NEEDS = {  # the .target and .version that newer special registers need, written like a row's needs
+SPECIAL_NEEDS = {  # the .target and .version that newer special registers need, in the notation of a row's needs
     **dict.fromkeys(("%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid"), _CLUSTERS),
     **dict.fromkeys(("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"), _CLUSTERS),
     **{name: _RESERVED for name in SPECIAL if name.startswith("%reserved_smem")},
@@ -89,7 +89,7 @@ _PRECEDENCE = (
 
 @dataclass(frozen=True)
 class CRegister:
-    """A register: its name and type in C, its type in PTX. A vector has `width` components, NAME_0, NAME_1, ..."""
+    """A register: its name and type in C, and its type in PTX. A vector has `width` components, NAME_0, NAME_1, ..."""
 
     name: str
     type: PtxType
@@ -101,9 +101,9 @@ class CRegister:
 class CVariable:
     """A variable, parameter or function: its address within its space, in C, and its size in bytes if that's known.
 
-    `element` is the size of an array's element in bytes, or of a vector's component, or 0 for anything else. `pointer`
-    is the host address in C; it's empty if it has to be looked up at run time. `shape` is the type of a parameter or,
-    if it's an array, its size and alignment.
+    `element` is the size in bytes of an element (for arrays) or of a component (for vectors), and 0 for everything
+    else. `pointer` is the host address in C; it's empty if it has to be looked up at run time. For a parameter, `shape`
+    is its type, or if it's an array, its size and alignment.
     """
 
     space: str  # global, const, shared, local, param, function
@@ -123,7 +123,7 @@ class CLabel:
 
 
 class Unsupported(Exception):
-    """An instruction or declaration can't be translated to C; the message says why."""
+    """Raised if an instruction or a declaration can't be translated to C. The message says why."""
 
 
 def c_function(name: str) -> str:
@@ -132,7 +132,7 @@ def c_function(name: str) -> str:
 
 
 def literal(value: int, type_: PtxType) -> str:
-    """Write an integer, or a float's bits, as a C constant of a type. PTX constants have 64 bits."""
+    """Return an integer, or the bits of a float, as a C constant of a type. PTX constants have 64 bits."""
     value &= (1 << min(type_.bits, 64)) - 1
     if type_.name == "f32":
         return _float_literal(struct.unpack("<f", struct.pack("<I", value))[0], f"as_f32({value:#x}u)", "f")
@@ -152,7 +152,7 @@ def _float_literal(value: float, bits: str, suffix: str) -> str:
 
 
 def constant(text: str, type_: PtxType) -> str:
-    """Write a PTX number as a C constant of a type. Raises Unsupported."""
+    """Return a PTX number as a C constant of a type. Raises Unsupported."""
     if FLOAT.fullmatch(text):
         return literal(float_bits(text, type_), type_)
     value = integer(text)
@@ -162,7 +162,8 @@ def constant(text: str, type_: PtxType) -> str:
 
 
 def float_bits(text: str, type_: PtxType) -> int:
-    """Return a float constant's bits in a type: as written for `0f3F800000`, or else rounded.
+    """Return the bits of a float constant in a type: for `0f3F800000`, as they're written; otherwise, the constant is
+    rounded.
 
     Raises Unsupported.
     """
@@ -175,7 +176,9 @@ def float_bits(text: str, type_: PtxType) -> int:
 
 
 def _decimal(text: str) -> float:
-    """Parse `1.5e3` or `0d3FF8000000000000`. Like ptxas, raises Unsupported if a normal double can't hold it."""
+    """Parse `1.5e3` or `0d3FF8000000000000`. Like ptxas, reject numbers that don't fit in a normal double
+    (Unsupported).
+    """
     if text[:2] in ("0d", "0D"):
         return float(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0])
     value = float(text)
@@ -196,7 +199,9 @@ def _round_float(value: float, type_: PtxType, text: str) -> int:
 
 
 def evaluate_float(node: tree.Operand, type_: PtxType) -> int:
-    """Evaluate a constant expression of floats, in 64 bits as ptxas does; return its bits. Raises Unsupported."""
+    """Evaluate a constant expression of floats in 64 bits, like ptxas, and return the bits of the result. Raises
+    Unsupported.
+    """
     return _round_float(_compute(node), type_, str(node))
 
 

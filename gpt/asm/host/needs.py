@@ -1,9 +1,10 @@
-"""Check the words of an instruction: which other words, .target or .version they need. A row has these rules as text.
+"""Check the words of an instruction: which other words, and which .target or .version, they require. A row has these
+rules as text.
 
     "ftz: f16 f32; rz rm rp: !sat; bf16: sm_90; : 7.8"
 
-A rule has words and, after the colon, alternatives: an instruction with one of the words must satisfy at least one
-alternative. If no words precede the colon, the rule applies to every form. An alternative is
+A rule has words and, after the colon, alternatives: an instruction with one of these words must satisfy at least one of
+the alternatives. If there are no words before the colon, the rule applies to every form. An alternative is
 
     word      a word of the instruction
     !word     a word that must be absent
@@ -47,7 +48,7 @@ class Dialect:
         return cls(head.target, head.version, bool(head.suffix))
 
     def has(self, wanted: re.Match[str]) -> bool:
-        """Return True if a module of this dialect satisfies an alternative."""
+        """Return True if a module with this target and version satisfies an alternative."""
         if wanted["target"] and wanted["family"]:
             first = int(wanted["target"])
             return self.family and first <= self.target < first - first % 10 + 10
@@ -66,7 +67,7 @@ class Rule:
     needs: tuple[str, ...]
 
     def broken(self, words: Collection[str], dialect: Dialect) -> str:
-        """Return why a form with these words is rejected, or "" if it isn't."""
+        """Return why a form with these words is rejected, or "" if it's accepted."""
         found = next((word for word in self.words if all(one in words for one in word.split("+"))), "")
         if (self.words and not found) or any(_holds(need, words, dialect) for need in self.needs):
             return ""
@@ -93,14 +94,16 @@ def _holds(need: str, words: Collection[str], dialect: Dialect) -> bool:
 
 
 def _shown(word: str, words: Collection[str]) -> str:
-    """Return a rule's word without the name of its set; for a whole set, the word that the instruction has."""
+    """Return a word of a rule without the name of its set. For a whole set, return the word that the instruction
+    has.
+    """
     of, _, one = word.rpartition("=")
     given = (other.rpartition("=")[2] for other in sorted(words) if of and other.startswith(f"{of}="))
     return next((other for other in given if other != "*"), one) if one == "*" else one
 
 
 def _said(needs: tuple[str, ...], words: Collection[str]) -> str:
-    """Describe what a rule requires."""
+    """Return a description of what a rule requires."""
     targets = [need for need in needs if need[:3] == "sm_"]
     if targets:
         later = "" if targets[0][-1] == "a" else " or later"

@@ -25,7 +25,9 @@ _FIELDS = {
 
 
 def check_opaque(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator, independent: bool) -> None:
-    """Reject what ptxas rejects; `independent` is whether the module has texmode_independent. Raises Unsupported."""
+    """Raise Unsupported for everything that ptxas rejects. `independent` says whether the module has
+    texmode_independent.
+    """
     words = {specifier.word for specifier in specifiers}
     (type_,) = words & OPAQUE
     name, what = declarator.name, f"{type_} '{declarator.name}'"
@@ -42,7 +44,7 @@ def check_opaque(specifiers: Iterable[tree.Specifier], declarator: tree.Declarat
 
 
 def _check_value(what: str, value: tree.Operand, fields: set[str]) -> None:
-    """Reject an initial value other than braces with settings, such as `{ filter_mode = linear }`."""
+    """Raise Unsupported for initial values other than settings in braces, such as `{ filter_mode = linear }`."""
     if not isinstance(value, tree.Vector):
         raise Unsupported(f"{what} with the initial value '{value}': it has named fields in braces")
     for item in value.items:

@@ -1,11 +1,13 @@
-"""Read what a module declares: its kernels with their parameters and memory, and its variables with initial values.
+"""Read what a module declares: its kernels with their parameters and memory, and its variables with their initial
+values.
 
-The simulated device requests this when a program loads PTX, and answers the program's queries from it; code is
+The simulated device asks for this when a program loads PTX, and uses it to answer the program's queries. Code is only
 generated when a kernel is launched. So only declarations are read, instructions aren't checked, and no C compiler is
 needed.
 
-A kernel's shared memory holds the variables that it uses, directly or through functions, one after another, as in the
-code generated for that kernel alone. Variables for which no code can be generated are listed without a value.
+The shared memory of a kernel contains the variables that it uses, directly or through functions, one after another, as
+in the code that's generated for that kernel alone. Variables for which no code can be generated are listed without a
+value.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _BEFORE = 64  # bytes to search for the end of the statement before a declaratio
 
 
 class _Memory(NamedTuple):
-    """A variable in shared or local memory; `owner` is the function that declares it, or its own name."""
+    """A variable in shared or local memory. `owner` is the function that declares it, or the name of the variable
+    itself.
+    """
 
     owner: str
     local: bool
@@ -46,7 +50,7 @@ class _Memory(NamedTuple):
 
 
 def read_outline(data: bytes, name: str) -> dict[str, Any]:
-    """Return the keys of an `outline` record except its id. Raises MalformedError if the text isn't PTX."""
+    """Return the keys of an `outline` record, except the id. Raises MalformedError if the text isn't PTX."""
     module = scan_module(data, name)
     variables: list[dict[str, Any]] = []
     memory: list[_Memory] = []
@@ -66,7 +70,7 @@ def read_outline(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _iter_declarations(module: Module) -> Iterator[tuple[str, int, int]]:
-    """Yield each declaration of variables: the function that contains it, or "", its start and its end."""
+    """Yield each declaration of variables: the function that contains it (or ""), its start and its end."""
     text = module.skeleton
     for item in module.items:
         if item.kind == "variable":
@@ -80,7 +84,9 @@ def _iter_declarations(module: Module) -> Iterator[tuple[str, int, int]]:
 
 
 def _outline_head(module: Module) -> dict[str, Any]:
-    """Return the first `.target` and `.version` with their lines, and the newest version if this one doesn't exist."""
+    """Return the first `.target` and `.version`, with their lines. If there's no such version, return the newest
+    one.
+    """
     found: dict[str, Any] = {}
     for item in module.items:
         text = module.skeleton[item.start : item.end]
@@ -94,7 +100,7 @@ def _outline_head(module: Module) -> dict[str, Any]:
 
 
 def _line(module: Module, item: Item) -> int:
-    """Return the line of one of the first items; Module.line would read the whole text."""
+    """Return the line of one of the first items. Module.line would read the whole text."""
     return module.text.count("\n", 0, item.start) + 1
 
 

@@ -1,4 +1,4 @@
-"""Interfaces between the files of this folder: a module and a function during their translation to C."""
+"""Interfaces through which the files in this folder use a module, and a function, while these are translated to C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpt.ptx.scan import Item, Module, Statement
 
 
 class ModuleCode(Protocol):
-    """A module (module.py)."""
+    """A module that's being translated (module.py)."""
 
     module: Module
     dialect: Dialect
@@ -65,7 +65,7 @@ class ModuleCode(Protocol):
 
 
 class FunctionCode(Protocol):
-    """A function (body.py)."""
+    """A function that's being translated (body.py)."""
 
     code: ModuleCode
     item: Item
@@ -86,7 +86,7 @@ class FunctionCode(Protocol):
         """Look up a list that `NAME: .branchtargets` or the like declares."""
 
     def use_stack(self) -> None:
-        """Note that the function allocates stack."""
+        """Record that the function allocates memory on the stack."""
 
     def new_site(self) -> int:
         """Make a site for the current instruction."""

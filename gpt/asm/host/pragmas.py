@@ -1,6 +1,6 @@
-"""Check pragmas as ptxas does: none changes what a kernel computes, but ptxas rejects some.
+"""Check pragmas as ptxas does: none of them changes what a kernel computes, but ptxas rejects some.
 
-ptxas ignores a pragma in a function unless the pragma begins with a word that it knows.
+A pragma in a function is ignored unless it begins with a word that ptxas knows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ _SYNTAX = re.compile(rf"\.pragma\s*({STRING}(?:\s*,\s*{STRING})*)\s*;", re.ASCII
 _STRINGS = re.compile(STRING)
 _IN_BODIES = {"used_bytes_mask": (8, 3), "enable_smem_spilling": (8, 7), "frequency": (9, 0)}  # since .version
 _NUMBERED, _NUMBER = ("used_bytes_mask", "frequency"), re.compile(r"-?(?:0[xX][\da-fA-F]+|\d+)", re.ASCII)
-_OF_CALLS = {  # registers for calls. In a function they change how it's called, but not how kernels call it
+_OF_CALLS = {  # registers for calls; they change how the function is called, but not how kernels call it
     "abi_param_reg": range(1, 256),
     "retaddr_reg": range(4, 256),
 }
 
 
 def check_pragma(text: str, where: str, version: tuple[int, int]) -> None:
-    """Reject a pragma in a `kernel`, a `function`, the `head` of a kernel or the `module`. Raises Unsupported."""
+    """Raise Unsupported for a pragma that isn't allowed in a `kernel`, a `function`, the `head` of a kernel or the
+    `module`.
+    """
     found = _SYNTAX.fullmatch(text.strip())
     if not found:
         raise Unsupported(f"'{' '.join(text.split())}': a pragma has strings")

@@ -1,8 +1,9 @@
-"""Lay out the variables in shared memory.
+"""Decide where the variables in shared memory are.
 
-A device function has one C function for all kernels, so each variable has one offset for all kernels too. Variables
-that several kernels use come first. A single kernel's own variables follow the last common variable that it uses, so
-kernels don't reserve space for each other's. Dynamic shared memory is at the end of the block's memory.
+All kernels share the C function for a device function, so each variable must have the same offset in all kernels.
+Variables that several kernels use come first. After the last of these that a kernel uses come the variables that only
+this kernel uses, so that kernels don't reserve space for each other's. Dynamic shared memory is at the end of a block's
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Variable(NamedTuple):
 
 
 class Shared:
-    """The layout of the shared memory of a module's kernels."""
+    """The offsets of the variables in shared memory, and the sizes that kernels need."""
 
     def __init__(self, code: ModuleCode) -> None:
         """Compute the layout. Faults are passed to `code.fault`."""
@@ -84,5 +85,5 @@ class Shared:
         return None
 
     def needs(self, kernel: str) -> tuple[int, int]:
-        """Return the bytes of static shared memory, and the alignment of all shared memory."""
+        """Return the bytes of static shared memory that a kernel needs, and the alignment of all its shared memory."""
         return self._needs[kernel]

@@ -1,31 +1,32 @@
 """Define the format of the instruction tables.
 
-A row gives an instruction's syntax, as the PTX manual writes it, and its effect in C.
+A row has the syntax of an instruction, in the notation of the PTX manual, and its effect in C.
 
     Row("mul.hi.T", "d = a b", "({T})(({T.wide}){a} * {b} >> {T.bits})", T="u16 s16 u32 s32")
     Row("add{.sat}.s32", "d:s32 = a:s32 b:s32", "add_s32({a}, {b}, FLAG{sat})")
     Row("setp.C.T", "p:pred q:pred = a b", "{p} = {a} {C} {b}; {q} = !{p};", C={"lt": "<", ...}, T="s32 u32")
 
-The form is the opcode with its modifiers. `{.sat}` is optional. A capital letter names a set, of which any word
-matches; `{.R}` makes it optional. The first row that matches the modifiers and the number of operands is used. If no
-row matches, modifiers may come in any order, as ptxas allows, but types and state spaces keep theirs.
+The form is the opcode with its modifiers. `{.sat}` is optional. A capital letter is the name of a set, and stands for
+any word in it; `{.R}` is optional. The first row that matches the modifiers and the number of operands is used. If
+there's none, modifiers may be in any order, as ptxas allows, but types and state spaces must be in order.
 
-The signature lists the operands that the instruction writes, then those it reads, each as `name:type`. The type is a
-PTX type, a set with types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]` is a
-vector of four operands and `a[]` one of any length; both are arrays in C. An operand that's written may be `_` or
-left out (`p|q`). `a:address` is an address in brackets, `n:number` a constant, `size:128` this constant, and an operand
-without a type in a row without T can be anything.
+The signature lists the operands that the instruction writes, then the operands that it reads, each as `name:type`. The
+type is a PTX type, a set of types, or derived from one (`T.wide`, `T.signed`, `T.unsigned`); the default is T. `a[4]`
+is a vector of four operands, and `a[]` a vector of any length; both are arrays in C. An operand that's written may be
+`_`, or missing (`p|q`). `a:address` is an address in brackets, `n:number` a constant, and `size:128` this very
+constant. In a row without T, an operand without a type can be anything.
 
-The code is a C expression for the value of the single result, or statements with a `;`, which set variables named
-like the results. `{a}` is an operand with its type in C. For a word that's a PTX type, `{T}` is the C type, `{T.name}`
-the word and `{T.bits}` its size. Any other word becomes `_` and the word, or nothing if it's absent, so that
-`ROUND{R}` and `FLAG{sat}` name constants of device.h; for a set given as a dict, it's the value. `{thread}` and
-`{site}` are the first arguments of services; an instruction that uses `{site}` gets one.
+The code is either a C expression for the value of the only result, or statements that end with `;` and set variables
+with the names of the results. `{a}` is an operand with its type in C. If a word is a PTX type, `{T}` is the type in C,
+`{T.name}` the word, and `{T.bits}` the size. For other words, it's `_` and the word, or nothing if the word is absent,
+so `ROUND{R}` and `FLAG{sat}` are names of constants in device.h. If a set is a dict, it's the value. `{thread}` and
+`{site}` are the first arguments of services; an instruction that uses `{site}` gets a site.
 
 A row's `needs` say which of its words can be combined, and which need a later target (needs.py).
 
-If no template can express an instruction, the code is a function that gets its InstructionUse (use.py), checks what the
-signature doesn't, raises Unsupported with a reason, and returns the statements. memory.py has functions for addresses.
+If an instruction can't be expressed by a template, the code is a function. It gets the InstructionUse (use.py), checks
+what the signature doesn't, raises Unsupported with a reason, and returns the statements. memory.py has functions for
+addresses.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from gpt.ptx.types import PACKED, SIZES
 _FLOATS = {"f32": "float", "f64": "double"}
 _PART = re.compile(r"\{\.([\w:]+)\}|\.([\w:]+)")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|u?e\d+m\d+(?:x\d)?")
-_ORDERED = {"mma", "wmma"}  # the order of words says which operand they belong to
+_ORDERED = {"mma", "wmma"}  # the order of words shows to which operand each belongs
 _PHRASES = {
     "bar",
     "barrier",
@@ -53,8 +54,8 @@ _PHRASES = {
     "mbarrier",
     "red",
     "st",
-}  # first words belong to the opcode
-_FIRST = {  # words that precede all others, in this order
+}  # the first words are part of the opcode
+_FIRST = {  # words that come before all others, in this order
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc"), (".lo", ".hi", ".wide")),
     **dict.fromkeys(("bar", "barrier"), (".cta", ".cluster", ".arrive", ".red")),
     "div": (".full",),
@@ -70,7 +71,7 @@ _SLOT = re.compile(r"(\w+)(?::([\w.]+))?(?:(\[)(\d*)\])?")
 
 @dataclass(frozen=True)
 class PtxType:
-    """A PTX type; `str` gives the C type. Non-integer types of at most 16 bits are unsigned integers in C."""
+    """A PTX type. `str` returns the type in C. In C, other types of at most 16 bits are unsigned integers."""
 
     name: str
     bits: int  # 8 for a predicate, as in C
@@ -129,8 +130,8 @@ Word = PtxType | str  # the value of a word in code
 
 @dataclass(frozen=True)
 class Slot:
-    """An operand in a signature. `count` is a vector's number of elements, 0 if it may be any, and None for a single
-    operand.
+    """An operand in a signature. `count` is the number of elements of a vector, or 0 if it can have any number; it's
+    None for a single operand.
     """
 
     name: str
@@ -140,18 +141,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class Match:
-    """A row, and the words that an instruction has."""
+    """A row that matches an instruction, and the words of the instruction."""
 
     row: Row
     words: Mapping[str, Word]
-    texts: frozenset[str]  # the words themselves, each also after the name of its set: `T=f32`, `T=*`
+    texts: frozenset[str]  # the words, and each of them after the name of its set: `T=f32`, `T=*`
 
     def refusal(self, dialect: Dialect) -> str:
-        """Return why a module of this dialect can't contain the instruction, or "" if it can."""
+        """Return why a module with this target and version can't contain the instruction, or "" if it can."""
         return next(filter(None, (rule.broken(self.texts, dialect) for rule in self.row.rules)), "")
 
     def find_type(self, slot: Slot) -> PtxType | None:
-        """Return the type of an operand, or None if its row leaves it open."""
+        """Return the type of an operand, or None if the row doesn't specify it."""
         first = slot.type.partition(".")[0]
         return self.type_of(slot) if first in TYPES or isinstance(self.words.get(first), PtxType) else None
 
@@ -185,7 +186,7 @@ class Row:
         return count == len(self.read) + bool(self.written)
 
     def match(self, modifiers: tuple[str, ...]) -> Match | None:
-        """Match modifiers in this order; None if they don't fit the form."""
+        """Match modifiers in this order. Return None if they don't fit the form."""
         if not self._spellings.issuperset(modifiers):  # spares most rows their pattern, which takes long to compile
             return None
         found = self._pattern.fullmatch("".join(modifiers))
@@ -196,7 +197,7 @@ class Row:
         return self._match(given)
 
     def match_any_order(self, modifiers: tuple[str, ...]) -> Match | None:
-        """Match modifiers in any order, except that types and state spaces keep theirs."""
+        """Match modifiers in any order, except that types and state spaces must be in order."""
         first = tuple(word for word in _FIRST.get(self.opcode, ()) if word in modifiers)
         if modifiers[: len(first)] != first:
             return None
@@ -232,12 +233,12 @@ class Row:
 
     @cached_property
     def parts(self) -> list[tuple[str, bool]]:
-        """The words of the form, each with whether it's optional."""
+        """The words of the form, and whether each of them is optional."""
         return [(part[1] or part[2], bool(part[1])) for part in _PART.finditer(self.form)]
 
     @cached_property
     def _phrase(self) -> tuple[str, ...]:
-        """Return the leading words that every form of this row has."""
+        """Return the words with which every form of this row begins."""
         fixed = itertools.takewhile(lambda part: not part[1] and part[0] not in self.words, self.parts)
         return tuple(f".{part}" for part, _ in fixed)
 
@@ -287,9 +288,10 @@ class InstructionTable:
         self._known: dict[tuple[str, tuple[str, ...], int, Dialect], Match | str] = {}
 
     def find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        """Return the first row that matches an instruction with `count` operands; modifiers include their dots.
+        """Return the first row that matches an instruction with `count` operands. The modifiers include their dots.
 
-        If no row matches, return the reason: the rule broken in the first row that has these words, if there is one.
+        If there's none, return the reason: the rule that's broken in the first row with these words, if there's such a
+        row.
         """
         key = opcode, modifiers, count, dialect
         if key not in self._known:
@@ -297,7 +299,7 @@ class InstructionTable:
         return self._known[key]
 
     def _find(self, opcode: str, modifiers: tuple[str, ...], count: int, dialect: Dialect) -> Match | str:
-        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # together they're one word of the table
+        if modifiers.count(".xorsign") == modifiers.count(".abs") == 1:  # the table treats them as one word
             at = modifiers.index(".xorsign")
             modifiers = (*modifiers[:at], ".xorsign.abs", *modifiers[at + 1 :])
             modifiers = tuple(word for word in modifiers if word != ".abs")
@@ -313,7 +315,7 @@ class InstructionTable:
         return refused or self._reason(opcode, modifiers, count)
 
     def _reason(self, opcode: str, modifiers: tuple[str, ...], count: int) -> str:
-        """Say how an instruction differs from the most similar forms in the table."""
+        """Return a sentence that compares an instruction with the most similar forms in the table."""
         rows = self.rows.get(opcode, ())
         if not rows:
             return "not supported"

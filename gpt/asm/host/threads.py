@@ -1,7 +1,7 @@
-"""Warp-wide operations and barriers.
+"""Instructions for warps, and barriers.
 
-Each calls the service `barrier`, or `meet` with a function of device.h, which runs once all lanes of the mask have
-arrived. Instructions older than `.sync` have no mask: they run once no other lane can advance.
+Each of them calls the service `barrier`, or `meet` with a function of device.h, which runs once all lanes in the mask
+have arrived. Instructions older than `.sync` have no mask: they run once no other lane can continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _is_count(threads: int) -> bool:
 
 
 def _barrier(kind: str, use: InstructionUse, first: int = 0) -> str:
-    """Write the call of the service with the barrier's number, the number of threads, and the predicate to reduce."""
+    """Write the call of the service, with the number of the barrier, the number of threads, and the predicate to
+    reduce.
+    """
     operands = list(use.operands[first:])
     value = use.value(operands.pop(), _PRED) if first else "0"
     for operand, fits, said in zip(
@@ -68,14 +70,14 @@ def _reduce(use: InstructionUse) -> str:
 
 
 def _set_registers(use: InstructionUse) -> str:
-    """Write setmaxnreg, which has no effect: the number of registers doesn't matter here."""
+    """Write setmaxnreg. It has no effect, because the number of registers doesn't matter here."""
     if evaluate(use.operands[0]) not in range(24, 257, 8):
         raise Unsupported(f"'{use.operands[0]}' where a multiple of 8 from 24 to 256 is expected")
     return ""
 
 
 def _trigger(use: InstructionUse) -> str:
-    """Write pmevent, which has no effect: there are no performance counters."""
+    """Write pmevent. It has no effect, because there are no performance counters."""
     end = 1 << 16 if use.words["mask"] else 16
     if not 0 <= evaluate(use.operands[0]) < end:
         raise Unsupported(f"'{use.operands[0]}' is not from 0 to {end - 1}")
@@ -152,7 +154,7 @@ ROWS = [
             ),
         )
     ),
-    # A cluster is a single block, so the wait is a block barrier and the arrival does nothing
+    # A cluster is a single block, so the wait is a barrier for the block, and the arrival does nothing.
     Row("barrier.cluster.arrive{.S}{.aligned}", "", "", needs=": sm_90; S=*: 8.0", S="release relaxed"),
     Row(
         "barrier.cluster.wait{.acquire}{.aligned}",
@@ -164,7 +166,7 @@ ROWS = [
     Row("mapa{.shared::cluster}.T", "d = a b:u32", "(void){b}, {a}", needs=": sm_90", T="u32 s32 u64 s64"),
     # Time
     Row("nanosleep.u32", "= a:u32", "(void){a}; t->services->turn({thread}, {site});", needs=": sm_70; : 6.2"),
-    # No effect here: blocks and grids start in order, and the number of registers doesn't matter
+    # No effect: blocks and grids start in order, and the number of registers doesn't matter.
     Row("griddepcontrol.O", "", "", needs=": sm_90", O="wait launch_dependents"),
     Row(
         "setmaxnreg.O.sync.aligned.u32",

@@ -1,4 +1,4 @@
-"""Translate one instruction of a function: check its operands, write them in C, and fill in its row."""
+"""Translate one instruction of a function: check its operands, convert them to C, and fill in its row."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _TAKE_SPECIAL = {"mov", "cvt"}
 _NARROWED = {"%tid", "%ntid", "%ctaid", "%nctaid", "%gridid"}  # were once narrower, so `mov` may truncate them
 _ON_SHARED = {"mapa", "getctarank"}
 _TAKE_VARIABLES = {"mov", "cvta", *_ON_SHARED}
-_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # first result may be `_`
+_DISCARD = {"atom", "elect", "lop3", "match", "mbarrier", "setp"}  # their first result may be `_`
 _TAKE_NO_CONSTANT = {"movmatrix", "stackrestore"}
-_ADDRESSES = {f"{kind}{size}" for kind in "bus" for size in (8, 16, 32, 64)}  # registers that may be addresses
+_ADDRESSES = {f"{kind}{size}" for kind in "bus" for size in (8, 16, 32, 64)}  # types of registers that may be addresses
 _ZERO = tree.Number("0")
-_TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # around one register, as Triton writes them
+_TAKE_BRACES = {"ld", "ldu", "st", "mov"}  # accept braces around a single register, as Triton writes them
 
 
 class InstructionUse:
-    """An instruction with its row and its function."""
+    """An instruction, with its row and its function."""
 
     def __init__(self, body: FunctionCode, instruction: tree.Instruction, match: Match) -> None:
         self.body = body
@@ -50,7 +50,7 @@ class InstructionUse:
 
     @property
     def site(self) -> int:
-        """The index of the instruction's site, which is made on first use."""
+        """The index of the instruction's site. The site is created on first use."""
         if self._site is None:
             self._site = self.body.new_site()
         return self._site
@@ -92,7 +92,7 @@ class InstructionUse:
         return " ".join(["{", *before, row.code.format_map(names), *after, "}"])
 
     def _check_operands(self) -> None:
-        """Check operands against the types in the row, as strictly as ptxas does. Raises Unsupported."""
+        """Raise Unsupported for operands that don't fit the types in the row, as strictly as ptxas."""
         row, operands = self.match.row, list(self.operands)
         opcode = self.instruction.opcode
         for place in BYTES.get(opcode, ()) if opcode != "lop3" else ():
@@ -129,17 +129,17 @@ class InstructionUse:
                 self._check_vector(operand, type_, exact)
             else:
                 self.check(operand, type_, exact)
-            # The code doesn't use all of them, such as cache policies. The state of an mbarrier may be dropped.
+            # The code doesn't use all operands, such as cache policies. The state of an mbarrier may be dropped.
             discarded = opcode == "mbarrier" and operand == tree.Name("_")
             unused = exact or not callable(row.code) or opcode == "createpolicy"
             if slot in row.read and unused and slot.count is None and not discarded:
                 self._read(slot, operand)
 
     def _check_vector(self, vector: tree.Vector, type_: PtxType, exact: bool) -> None:
-        """Reject elements that don't match each other or the vector's type. Raises Unsupported.
+        """Raise Unsupported for elements that don't fit each other, or the type of the vector.
 
-        If one element has an untyped `.b` register, all of them count as untyped. `_` and constants take the type of
-        the others.
+        If one of them is a register with an untyped `.b`, all elements count as untyped. `_` and constants have the
+        type of the others.
         """
         opcode = self.instruction.opcode
         packs = opcode == "mov" and not self.words.get("V")
@@ -157,11 +157,11 @@ class InstructionUse:
         plain = next((name for name in declared if name[0] == "b" and name not in PACKED), "")
         if len(kinds) > 1 and not plain:
             raise Unsupported(f"'{vector}' has elements of several types")
-        # ptxas accepts registers of any size after a constant
+        # after a constant, ptxas accepts registers of any size
         unchecked = opcode in ("atom", "red") or (constants and not self._declared(vector.items[0]))
         for name in () if unchecked else [plain] if plain else declared:
             same_size = type_.is_float and name[0] in "us" and TYPES[name].bits == type_.bits
-            too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts any register
+            too_large = packs and TYPES[name].bits > type_.bits  # elsewhere, .b8 accepts all registers
             if too_large or (not self._takes(type_, name, exact) and not (same_size and self.words.get("V"))):
                 raise Unsupported(f"'{vector}' has elements of .{name} where .{type_.name} is expected")
         if opcode == "mma" or (opcode == "wmma" and ".mma" in self.instruction.modifiers):
@@ -171,14 +171,14 @@ class InstructionUse:
                 raise Unsupported(f"'{number}' where .{type_.name} is expected")
 
     def refuse_sums(self, operands: Sequence[tree.Operand]) -> None:
-        """Reject operands like `%r1+4` where ptxas does. Raises Unsupported."""
+        """Raise Unsupported for operands such as `%r1+4`, where ptxas rejects them."""
         for operand in operands:
             first = operand.operands[0] if isinstance(operand, tree.Expression) else None
             if isinstance(first, tree.Name) and self.body.find_register(first.name, first.parts):
                 raise Unsupported(f"'{operand}' where a register or constant is expected")
 
     def _declared(self, item: tree.Operand) -> str:
-        """Return the type with which an element of a vector is declared, or "" for `_` and constants."""
+        """Return the type with which an element of a vector is declared. It's empty for `_` and constants."""
         if not isinstance(item, tree.Name):
             return ""
         name = item.name + "".join(item.parts)
@@ -191,10 +191,10 @@ class InstructionUse:
         return ""
 
     def check(self, operand: tree.Operand, type_: PtxType, exact: bool = False) -> None:
-        """Reject a register, special register, variable or constant that doesn't fit a type. Raises Unsupported.
+        """Raise Unsupported for a register, special register, variable or constant that doesn't fit a type.
 
-        `exact` means that the table names the type, rather than a word of the instruction. Then ptxas accepts no
-        register of .f16x2 as untyped bits, and none of 128 bits for fewer.
+        `exact` is True if the type is named in the table, and not by a word of the instruction. In this case, ptxas
+        doesn't accept registers of type .f16x2 as untyped bits, or 128-bit registers for smaller types.
         """
         opcode = self.instruction.opcode
         if opcode in _ON_SHARED and (place := self.place(operand)) and place.space != "shared":
@@ -243,7 +243,9 @@ class InstructionUse:
                     self._check_sum(operand, found, type_, exact)
 
     def _check_sum(self, operand: tree.Operand, found: CRegister, type_: PtxType, exact: bool) -> None:
-        """Reject a register plus a constant where ptxas does: registers of .f16, and sizes as in `check`."""
+        """Raise Unsupported for a register plus a constant, where ptxas does: for registers of type .f16, and for sizes
+        as in `check`.
+        """
         fits = type_.is_float or takes_constant(type_.name, "1")
         video = self.instruction.opcode[0] == "v" and self.instruction.opcode != "vote"
         fits &= found.declared != "f16" and not video
@@ -254,12 +256,12 @@ class InstructionUse:
             )
 
     def _takes_constant(self, type_: PtxType, text: str) -> bool:
-        """Return True if ptxas accepts a constant for an operand of this type."""
+        """Return True if ptxas accepts a constant as an operand of this type."""
         plain = type_.name == "pred" and not {".bf16", ".bf16x2"}.isdisjoint(self.instruction.modifiers)
         return not plain and self.instruction.opcode not in _TAKE_NO_CONSTANT and takes_constant(type_.name, text)
 
     def _check_variable(self, operand: tree.Operand, type_: PtxType) -> None:
-        """Reject the address of a variable where ptxas does. Raises Unsupported."""
+        """Raise Unsupported for the address of a variable, where ptxas rejects it."""
         opcode = self.instruction.opcode
         if not self.place(operand) or (opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float):
             return
@@ -268,7 +270,7 @@ class InstructionUse:
         raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
 
     def _takes(self, type_: PtxType, declared: str, strict: bool = False) -> bool:
-        """Return True if ptxas accepts a register for an operand of this type; see `check`."""
+        """Return True if ptxas accepts a register as an operand of this type; see `check`."""
         opcode = self.instruction.opcode
         if strict and declared != type_.name and (declared in PACKED or TYPES[declared].bits > max(type_.bits, 64)):
             return False
@@ -287,10 +289,12 @@ class InstructionUse:
         return f"(({type_}[]){{{items}}})"
 
     def vector(self, operand: tree.Operand, count: int = 0) -> Sequence[tree.Operand]:
-        """Return the elements of a vector, which must have `count` unless that's 0; a scalar is its own element."""
+        """Return the elements of a vector. There must be `count` of them, unless that's 0. A scalar is its own
+        element.
+        """
         items = operand.items if isinstance(operand, tree.Vector) else (operand,)
         if isinstance(operand, tree.Name) and not operand.parts:
-            special = f"{operand.name}.x" in SPECIAL  # a vector of four
+            special = f"{operand.name}.x" in SPECIAL  # a vector of four elements
             found = None if special else self.body.find_register(operand.name)
             width = 4 if special else found.width if found else 1
             if width > 1:
@@ -326,9 +330,9 @@ class InstructionUse:
                 return literal(evaluate(operand), type_)
 
     def _sum(self, register: CRegister, added: tree.Expression, type_: PtxType) -> str:
-        """Return a register plus a constant, an operand that ptxas accepts although it isn't in the PTX manual.
+        """Return a register plus a constant. ptxas accepts such operands, although they aren't in the PTX manual.
 
-        Like ptxas's code, this adds in 32 bits at least.
+        Like the code that ptxas generates, this adds in at least 32 bits.
         """
         if register.type.is_float or register.type.name == "pred":
             raise Unsupported(f"a constant added to a register of .{register.declared}")
@@ -361,7 +365,7 @@ class InstructionUse:
         return found
 
     def assign(self, operand: tree.Operand, type_: PtxType, value: str) -> str:
-        """Return a statement that assigns a value of a type to a register; for `_` it only evaluates the value."""
+        """Return a statement that assigns a value of a type to a register. For `_`, the value is only evaluated."""
         if operand == tree.Name("_"):
             return f"(void)({value});"
         if not isinstance(operand, tree.Name):
@@ -372,7 +376,7 @@ class InstructionUse:
         return f"{register.name} = {value};"
 
     def base(self, operand: tree.Operand) -> str:
-        """Return the name at the start of an address or operand, or "" if it starts with something else."""
+        """Return the name with which an address or operand begins, or "" if it begins with something else."""
         first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
         first = first.base if isinstance(first, tree.Index) else first
         return first.name if isinstance(first, tree.Name) else ""
@@ -409,8 +413,8 @@ class InstructionUse:
         return literal(evaluate(operand), ADDRESS)
 
     def _subscript(self, index: tree.Operand, size: int) -> str:
-        """Return the offset of an array element of `size` bytes. A register as index is unsigned, and the offset is
-        computed in the register's width, but at least 32 bits.
+        """Return the offset of an array element of `size` bytes. A register that's an index is unsigned. The offset is
+        computed with the width of the register, but at least 32 bits.
         """
         match index:
             case tree.Name(name, parts):
@@ -425,7 +429,7 @@ class InstructionUse:
 
 
 def convert(value: str, given: PtxType, wanted: PtxType) -> str:
-    """Convert a C expression to another type: floats by their bits, integers by truncation or extension."""
+    """Convert an expression in C to another type. The bits of floats are kept; integers are truncated or extended."""
     if str(given) == str(wanted):
         return value
     if "pred" in (given.name, wanted.name):
@@ -438,7 +442,7 @@ def convert(value: str, given: PtxType, wanted: PtxType) -> str:
 
 
 def _refuse_number(address: tree.Address) -> None:
-    """Reject an address that begins with a number. Raises Unsupported."""
+    """Raise Unsupported for an address that begins with a number."""
     first = address.items[0] if address.items else None
     first = first.operands[0] if isinstance(first, tree.Expression) else first
     if isinstance(first, tree.Number | tree.Prefixed | tree.OperandGroup):
@@ -446,7 +450,7 @@ def _refuse_number(address: tree.Address) -> None:
 
 
 def _number(item: tree.Operand) -> str:
-    """Return the text of a constant without its sign, or of a constant of its kind, or "" for anything else."""
+    """Return the text of a constant without its sign, or of a constant with a kind. Return "" for everything else."""
     item = item.operand if isinstance(item, tree.Prefixed) else item
     if isinstance(item, tree.Expression | tree.OperandGroup) and tree.is_constant(item):
         item = item.operands[0] if isinstance(item, tree.Expression) else item.items[0]
@@ -455,7 +459,7 @@ def _number(item: tree.Operand) -> str:
 
 
 def _kind(declared: str) -> str:
-    """Return the kind of a type; registers in a vector must have the same kind."""
+    """Return the kind of a type. All registers in a vector must have the same kind."""
     if declared in PACKED or declared == "pred":
         return declared
     return "float" if declared[0] == "f" else "integer"
@@ -466,7 +470,7 @@ def _are_integers(types: Sequence[PtxType]) -> bool:
 
 
 def _parts(operand: tree.Operand) -> list[tree.Operand]:
-    """Split `p|q` into two operands; anything else is one."""
+    """Split `p|q` into two operands. Other operands are returned as they are."""
     if isinstance(operand, tree.Expression) and set(operand.operators) == {"|"}:
         return list(operand.operands)
     return [operand]

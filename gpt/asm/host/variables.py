@@ -15,19 +15,19 @@ from gpt.ptx.types import FLOAT, SIZES, STORED, integer
 LINKING = {".extern", ".visible", ".weak", ".common"}
 WIDTHS = {".v2": 2, ".v4": 4}
 _DECLARED = {*SIZES, "f16x2", "b128", "texref", "samplerref", "surfref"}  # types that a declaration may have
-_ORDER = re.compile(  # a declaration has its words in this order
+_ORDER = re.compile(  # the order of the words in a declaration
     r"(?:\.(?:visible|extern|weak|common) )*"
     r"(?:\.(?:align|attribute) )*\.(?:global|const|shared|local|param|reg) (?:\.(?:align|attribute) )*(?:\.v\d+ )?"
     r"\.[a-z]+[a-z\d]* "
-    r"(?:\.ptr )?(?:\.(?:global|const|shared|local) )?(?:\.align )?"  # parameters of kernels only
+    r"(?:\.ptr )?(?:\.(?:global|const|shared|local) )?(?:\.align )?"  # only for parameters of kernels
 )
 _MAX_VECTOR = 16  # bytes
-_MAX_VALUE = 64 << 20  # bytes per initial value: a list may leave out any number of elements
+_MAX_VALUE = 64 << 20  # bytes in an initial value: a list may leave out any number of elements
 
 
 @dataclass(frozen=True)
 class AddressValue:
-    """An address within an initial value; see host_address in abi.h."""
+    """An address in an initial value; see host_address in abi.h."""
 
     offset: int
     symbol: str
@@ -39,7 +39,7 @@ class AddressValue:
 
 @dataclass
 class ModuleVariable:
-    """A variable of the module in global or constant memory; `size` is 0 if it's defined elsewhere."""
+    """A variable of the module, in global or constant memory. `size` is 0 if it's defined elsewhere."""
 
     name: str
     space: str
@@ -52,7 +52,7 @@ class ModuleVariable:
 
 
 def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> None:
-    """Reject a register, parameter or variable that ptxas rejects. Raises Unsupported."""
+    """Raise Unsupported for a register, parameter or variable that ptxas rejects."""
     specifiers = tuple(specifiers)
     words = {specifier.word: specifier.argument for specifier in specifiers}
     name, type_ = declarator.name, type_of(words, declarator)
@@ -90,7 +90,9 @@ def check_declaration(specifiers: Iterable[tree.Specifier], declarator: tree.Dec
 
 
 def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> tuple[int, int]:
-    """Return a variable's size in bytes (0 if its first dimension is open) and its alignment. Raises Unsupported."""
+    """Return the size of a variable in bytes, which is 0 if its first dimension is open, and its alignment. Raises
+    Unsupported.
+    """
     specifiers = tuple(specifiers)
     check_declaration(specifiers, declarator)
     words = {specifier.word: specifier.argument for specifier in specifiers}
@@ -103,15 +105,15 @@ def size_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -
 
 
 def element_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> int:
-    """Return the size of an array's element in bytes, 0 if the variable isn't an array. Raises Unsupported."""
+    """Return the size of an element of an array in bytes, or 0 if the variable isn't an array. Raises Unsupported."""
     words = [specifier.word for specifier in specifiers]
     return STORED[type_of(words, declarator)] if declarator.dimensions else 0
 
 
 def shape_of(specifiers: Iterable[tree.Specifier], declarator: tree.Declarator) -> str:
-    """Return what an argument must have in common with its parameter: the type, or an array's size and alignment.
+    """Return what an argument and its parameter must have in common: the type, or for arrays, the size and alignment.
 
-    Returns "" for an array of any size, and for a vector. Raises Unsupported.
+    Return "" for an array of any size, and for a vector. Raises Unsupported.
     """
     specifiers = tuple(specifiers)
     if any(specifier.word in WIDTHS for specifier in specifiers):
@@ -135,7 +137,7 @@ def _width(words: Iterable[str]) -> int:
 
 
 def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, name: str) -> ModuleVariable:
-    """Return the variable in global or constant memory that a declaration makes. Raises Unsupported."""
+    """Return the variable that's declared in global or constant memory. Raises Unsupported."""
     words = {specifier.word: specifier.argument for specifier in specifiers}
     size, align = size_of(specifiers, declarator)
     made = ModuleVariable(name, "const" if ".const" in words else "global", size, align, ".extern" in words)
@@ -168,7 +170,7 @@ def declared(specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator
 
 
 def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.Operand | None]:
-    """Yield the elements of an initial value, with None for elements that an inner list leaves out."""
+    """Yield the elements of an initial value. If an inner list leaves out an element, yield None for it."""
     if not isinstance(value, tree.Vector) or not array:
         yield value
         return
@@ -188,7 +190,7 @@ def _flat(value: tree.Operand, shape: list[int], array: bool) -> Iterator[tree.O
 
 
 def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: int) -> bytes:
-    """Return the bytes of an element; an address is added to the variable's pointers instead."""
+    """Return the bytes of an element. If it's an address, return zeros, and add it to the variable's pointers."""
     size = STORED[type_]
     float_ = value.operand if isinstance(value, tree.Prefixed) else value
     if isinstance(float_, tree.Number) and FLOAT.fullmatch(float_.text) and (type_[0] in "us" or size < 4):
@@ -214,7 +216,9 @@ def _datum(variable: ModuleVariable, value: tree.Operand, type_: str, offset: in
 
 
 def _symbol(value: tree.Operand) -> tuple[str, int, int, bool] | None:
-    """Return the name in an address, its addend, the shift of its mask, and whether it's generic."""
+    """Return the name in an address, the number that's added, the shift of its mask, and whether the address is
+    generic.
+    """
     match value:
         case tree.Name(name, ()) if name != "WARP_SZ":
             return name, 0, 0, False

@@ -11,19 +11,20 @@ from gpt.ptx import tree
 
 
 def _types(use: InstructionUse) -> tuple[PtxType, PtxType, PtxType]:
-    """Return the types of the result and of the first two operands; the result of a comparison is unsigned."""
+    """Return the types of the result and of the first two operands. The result of a comparison is unsigned."""
     result, of_a, of_b = (use.words.get(name, TYPES["u32"]) for name in "DAB")
     assert isinstance(result, PtxType) and isinstance(of_a, PtxType) and isinstance(of_b, PtxType)
     return result, of_a, of_b
 
 
 def _scalar(use: InstructionUse) -> str:
-    """Write a scalar video instruction as ptxas compiles it, which isn't always what the manual says.
+    """Write a scalar video instruction in the way in which ptxas compiles it, which isn't always what the manual says.
 
-    Values are 64 bits wide. Results of vadd and vsub, and of saturated shifts, are truncated to 32 bits and
-    sign-extended, even if unsigned. `.sat` clamps an unsigned result only at the lower limit, except in vshl. If the
-    result names a part (`d.b1`), the value replaces that part of the third operand. In that case, `.sat` treats values
-    below the lower limit as too large, and `d.h1` gets the value's upper half. Shifts still saturate to 32 bits.
+    Values have 64 bits. The results of vadd and vsub, and of shifts that saturate, are truncated to 32 bits and then
+    sign-extended, even if they're unsigned. `.sat` clamps an unsigned result only at the lower limit, except in vshl.
+    If the result names a part (`d.b1`), the value replaces that part of the third operand. In this case, `.sat` treats
+    values below the lower limit as too large, and `d.h1` gets the upper half of the value. Shifts still saturate to 32
+    bits.
     """
     words, (to, a, b, *rest) = use.words, use.operands
     result, of_a, of_b = _types(use)
@@ -31,7 +32,7 @@ def _scalar(use: InstructionUse) -> str:
     first, second = _chosen(use, a, of_a), _chosen(use, b, of_b)
     value = f"{opcode}{words.get('C', '')}({first}, {second}, {int(words.get('M') == '_clamp')})"
     if opcode == "vset":
-        result = of_a  # the second operation compares with this
+        result = of_a  # the second operation compares it with this
     if saturates and opcode == "vshl":
         value = f"video_34({value})"
     third = f"(int64_t){use.value(rest[0], result)}" if rest else "0"
@@ -69,9 +70,9 @@ def _chosen(use: InstructionUse, operand: tree.Operand, type_: PtxType) -> str:
 
 
 def _mad(use: InstructionUse) -> str:
-    """Write vmad as ptxas compiles it: a product of signed words, whatever their types, plus a third signed word, in 64
-    bits. The types decide how parts are extended, how the sum is shifted and how `.sat` limits it. A minus sign makes
-    the result signed.
+    """Write vmad in the way in which ptxas compiles it: a product of signed words, whatever their types, plus a third
+    signed word, in 64 bits. The types decide how parts are extended, how the sum is shifted, and how `.sat` clamps it.
+    A minus sign makes the result signed.
     """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
@@ -86,7 +87,9 @@ def _mad(use: InstructionUse) -> str:
 
 
 def _lanes(use: InstructionUse) -> str:
-    """Write an operation on two or four lanes, each taking a part of `b:a`; the results are added to or put into c."""
+    """Write an operation on two or four lanes, each of which takes a part of `b:a`. The results are added to c, or
+    inserted into it.
+    """
     words, (to, a, b, c) = use.words, use.operands
     result, of_a, of_b = _types(use)
     opcode = use.instruction.opcode
@@ -109,7 +112,7 @@ def _lanes(use: InstructionUse) -> str:
 
 
 def _selected(operand: tree.Operand, count: int, default: str) -> tuple[tree.Operand, str]:
-    """Return a word and the numbers of its selected parts, highest lane first: `.b3120`."""
+    """Return a word, and the numbers of the parts that are selected from it, highest lane first: `.b3120`."""
     if not isinstance(operand, tree.Name) or not operand.parts:
         return operand, default
     found = re.fullmatch(r"\.([bh])([0-7]+)", operand.parts[-1])

@@ -1,8 +1,8 @@
-"""Run programs on launches, one after another, in parallel with the stream that contains them.
+"""Run programs on launches, one after another, while the stream that contains the launches continues.
 
-Each program gets a file with the launch as a trace. A program that fails is reported once, with a count at the end. If
-it can't be run, or doesn't end in time, it isn't run again. Each run has its own session, so that the program and its
-children can be killed together.
+Each program gets a file with the launch as a trace. If a program fails, that's reported once, and the number of
+failures is reported at the end. A program that can't be run, or doesn't end in time, isn't run again. Each run is a
+session of its own, so that the program and its children can be killed together.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from threading import Condition, Thread
 
 from gpt.base import signals
 
-MOST, MOST_BYTES = 1000, 256 << 20  # limits for waiting files
-LOOK = 0.2  # s between checks for signals
+MOST, MOST_BYTES = 1000, 256 << 20  # limits for the files that wait
+LOOK = 0.2  # seconds between checks for signals
 
 
 class Callbacks:
-    """Runs callbacks on files, in a thread. `output` is the descriptor that they print to, `python` runs scripts.
+    """Runs callbacks on files, in a thread. `output` is the descriptor to which they print, and `python` runs scripts.
 
-    `faults` are errors that haven't been reported, with the callback; `failed` counts launches by callback.
+    `faults` are errors that haven't been reported, each with its callback. `failed` counts launches by callback.
     """
 
     def __init__(self, limit: float, output: int, keep: bool, python: str = sys.executable) -> None:
@@ -45,7 +45,9 @@ class Callbacks:
         self._thread: Thread | None = None
 
     def add(self, path: Path, callbacks: list[str]) -> None:
-        """Run callbacks on a file, then remove it unless files are kept. Blocks while too many files wait."""
+        """Run callbacks on a file, and then remove it, unless files are kept. Blocks while too many files are
+        waiting.
+        """
         size = path.stat().st_size
         with signals.held():
             if self._thread is None:
@@ -59,7 +61,7 @@ class Callbacks:
 
     @property
     def left(self) -> int:
-        """The number of files that wait or are in use."""
+        """The number of files that are waiting or in use."""
         return len(self._waiting) + self._busy
 
     def finish(self) -> None:
@@ -100,7 +102,7 @@ class Callbacks:
         command = [*([self._python] if callback.endswith(".py") else []), callback, str(path)]
         fault = None
         try:
-            if not callback.startswith("/"):  # don't search PATH
+            if not callback.startswith("/"):  # PATH isn't searched
                 raise ValueError("not an absolute path")
             self._running = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=self._output, start_new_session=True

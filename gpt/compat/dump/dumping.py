@@ -17,14 +17,15 @@ Record = dict[str, Any]
 
 
 class Dumping(Stage):
-    """One run: writes launches to files in `folder`, runs callbacks on them, and passes the stream through."""
+    """Writes the launches of a stream to files in `folder`, runs callbacks on them, and passes the stream on."""
 
     def follow(
         self, folder: Path, private: Path, keep: bool, limit: float, printed: int, only: Sequence[str] | None
     ) -> None:
-        """Set options. `private` is a folder for temporary files, `printed` a descriptor for callbacks' output.
+        """Set options. `private` is a folder for temporary files, and `printed` is the descriptor for the output of
+        callbacks.
 
-        `only` are the callbacks that may run; None: any that the stream names.
+        `only` are the callbacks that may run; None allows all that the stream names.
         """
         self._folder, self._place = folder, os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._keep = keep
@@ -34,8 +35,8 @@ class Dumping(Stage):
         self._launches = CompleteLaunches(private)
         self._follows = True
         self._diags: list[Record] = []
-        self._headers: dict[int, list[Record]] = {}  # headers of the dumped launches, by pid
-        self._inside = False  # True within a segment
+        self._headers: dict[int, list[Record]] = {}  # headers of the launches that were dumped, by pid
+        self._inside = False  # True inside a segment
 
     def run(self, files: list[Path], wants: tuple[str, str] | None) -> int:
         """Read the stream, and wait for the callbacks."""
@@ -44,9 +45,9 @@ class Dumping(Stage):
         try:
             try:
                 status = self.filter(self._handle, files, self._settle, wants=wants)
-            except GptError as error:  # everything before that is complete
+            except GptError as error:  # the records before it are complete
                 torn = error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # close our output: the reader of the stream has all of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # close our output: its reader has got the whole stream
             self._callbacks.finish()
         finally:
             self._callbacks.stop()
@@ -62,7 +63,7 @@ class Dumping(Stage):
         return max(status, int(bool(self._callbacks.failed)))
 
     def read(self, files: Sequence[Path] = ()) -> Iterator[Record]:
-        """Yield the records, each after the launches that it completes are in files."""
+        """Yield the records. The launches that a record completes are written to files before it's yielded."""
         for record in super().read(files):
             try:
                 for launch in self._launches.add(record) if self._follows else ():
@@ -80,7 +81,7 @@ class Dumping(Stage):
         return (record,)
 
     def _settle(self) -> Iterator[Record]:
-        """Report errors that have happened since the last call."""
+        """Report errors that have occurred since the last call."""
         while self._callbacks.faults:
             self._note(*self._callbacks.faults.popleft())
         if self._inside:
@@ -91,7 +92,7 @@ class Dumping(Stage):
         self._diags.append(self.warn(where, fact))
 
     def _name(self, launch: WholeLaunch) -> str:
-        """Return the pid of a launch's process, or PID.2 for the second process with that pid."""
+        """Return the pid of a launch's process, or PID.2 if it's the second process with that pid."""
         known, header = self._headers.setdefault(launch.pid, []), launch.around[0]
         if not any(one is header for one in known):
             known.append(header)

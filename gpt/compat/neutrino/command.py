@@ -1,4 +1,4 @@
-"""Turn a run of gpt-neutrino into a command line of gpt-hook, and its environment."""
+"""Convert a run of gpt-neutrino to a command line of gpt-hook, and an environment."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gpt.probe.model import ProbeFile
 from gpt.probe.read.load import BUILTIN, find_probe, load_probes
 from gpt.probe.verify import verify
 
-PACKAGE = Path(__file__).parent / "python"  # goes to PYTHONPATH
+PACKAGE = Path(__file__).parent / "python"  # added to PYTHONPATH
 TOOLS = PACKAGE / "neutrino" / "tools"
-WAIT = 300  # how long a program waits for its kernels
+WAIT = 300  # seconds that a program waits for its kernels
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class NeutrinoOptions:
 
 
 def find_parent(tracedir: str | None, trace: str | None) -> str:
-    """Return the folder for trace folders: `trace` in `--tracedir`, or the one in `--trace` or NEUTRINO_TRACEDIR."""
+    """Return the folder for trace folders: `trace` in `--tracedir`, or else the folder that --trace or
+    NEUTRINO_TRACEDIR names.
+    """
     if tracedir is not None:
         same = os.path.basename(os.path.normpath(tracedir)) == "trace"
         return tracedir if same else os.path.join(tracedir, "trace")
@@ -51,7 +53,7 @@ def find_parent(tracedir: str | None, trace: str | None) -> str:
 
 
 def find_tool(name: str) -> Path:
-    """Return the file that `-p` names: a tool, a built-in probe, or a path. Raises MissingError."""
+    """Return the file for `-p`: a tool, a built-in probe, or a path. Raises MissingError."""
     if (tool := TOOLS / f"{name}.toml").is_file() and Path(name).name == name:
         return tool
     try:
@@ -62,9 +64,10 @@ def find_tool(name: str) -> Path:
 
 
 def find_hook(name: str, probe: Path) -> Path | None:
-    """Return the program to run on results: beside the probe file, else beside the tools; None for an analysis.
+    """Return the program to run on results, from the folder of the probe file or else of the tools. Return None for an
+    analysis.
 
-    Raises MissingError if neither folder has it.
+    Raises MissingError if it isn't in either folder.
     """
     if "/" not in name and not Path(name).suffix:
         return None
@@ -76,7 +79,7 @@ def find_hook(name: str, probe: Path) -> Path | None:
 
 
 def start(asked: NeutrinoOptions, command: list[str]) -> int:
-    """Replace this process by gpt-hook. Raises GptError if something that the options name is missing."""
+    """Replace this process by gpt-hook. Raises GptError if something is missing that the options name."""
     if asked.benchmark and asked.memusage:
         raise UsageError("--memusage cannot be combined with --benchmark")
     path = find_tool(asked.probe).resolve()
@@ -123,9 +126,9 @@ def start(asked: NeutrinoOptions, command: list[str]) -> int:
 
 
 def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tuple[str, str]:
-    """Return the name of the hook, and the path of its program, or "" if none runs."""
+    """Return the name of the hook, and the path of its program, or "" if there's none to run."""
     named = asked.callback or (os.path.basename(loaded.script) if loaded.script else loaded.callback or "")
-    if not named or asked.benchmark or asked.memusage:  # nothing is saved
+    if not named or asked.benchmark or asked.memusage:  # then nothing is saved
         return named, ""
     if loaded.script and not asked.callback:
         return named, loaded.script
@@ -134,7 +137,7 @@ def _choose_hook(asked: NeutrinoOptions, loaded: ProbeFile, probe: Path) -> tupl
 
 
 def _use_driver(driver: Path) -> None:
-    """Put a driver's folder before all others."""
+    """Put the folder of a driver before all others."""
     if not driver.is_file():
         raise MissingError("no such driver", str(driver))
     if driver.name != "libcuda.so.1":
@@ -145,7 +148,7 @@ def _use_driver(driver: Path) -> None:
 
 def _hook_words(asked: NeutrinoOptions, probe: Path, kept: Path) -> list[str]:
     folder = _find_executables()
-    # Another Python may not find this package the way we did (packaging/start.py).
+    # A different Python may not find this package in the way we did (packaging/start.py).
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     module = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m"]
     stages = [
@@ -172,7 +175,9 @@ def _hook_words(asked: NeutrinoOptions, probe: Path, kept: Path) -> list[str]:
 
 
 def _find_executables() -> Path:
-    """Return the folder of gpt-hook and the stages: this executable's, Python's, or the first in PATH."""
+    """Return the folder with gpt-hook and the stages: the folder of this executable, of Python, or else the first in
+    PATH that has them.
+    """
     found = shutil.which("gpt-hook")
     places = [Path(sys.argv[0]).resolve().parent, Path(sys.executable).parent, *([Path(found).parent] if found else [])]
     for folder in places:

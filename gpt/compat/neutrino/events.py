@@ -1,8 +1,8 @@
-"""Format the lines of `event.log` from records of a trace.
+"""Format the lines of `event.log` from the records of a trace.
 
-Neutrino prints pointers of modules and functions; here they're ids in the trace, so that lines about the same one
-agree. Allocations have their addresses. If a program uses several loaders, the line for a module names the loader
-called last, because a trace doesn't say which call loaded a module.
+Neutrino prints pointers of modules and functions. Here, they're ids from the trace, so lines about the same module or
+function have the same value. Allocations have their addresses. A trace doesn't say which call loaded a module, so if a
+program uses several loaders, the line for a module names the loader that was called last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpt.trace.process import CAPTURED, Api, LoadedFunction, Process
 
 Record = dict[str, Any]
 
-SAID = ("memory", "memcpy", "memset", "module")  # types of calls that have lines
+SAID = ("memory", "memcpy", "memset", "module")  # types of calls for which there are lines
 SECOND = frozenset(("cuMemAlloc", "cuMemAllocHost", "cuMemAllocPitch", "cuMemFree", "cuMemHostRegister"))
 LOADERS = {"cuLibraryLoadData": "lib", "cuLibraryLoadFromFile": "lib"}  # all others load a module
 READY = "[info] init success"
@@ -28,7 +28,7 @@ GETTERS = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction")
 
 
 def one_line(text: str) -> str:
-    """Escape line breaks, as names may contain them."""
+    """Escape line breaks, which names may contain."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
@@ -40,7 +40,7 @@ def iter_head(header: Record) -> Iterator[str]:
 
 
 def iter_calls(process: Process) -> Iterator[tuple[int, str]]:
-    """Yield the lines of the collected calls, with the time stamps at which they began."""
+    """Yield the lines for the calls that have been collected, each with the time stamp at which it began."""
     apis = {id_: find_api(api.symbol) if api.type == CAPTURED else api for id_, api in process.apis.items()}
     wanted = [id_ for id_, api in apis.items() if api.type in SAID or api.name == "cuInit"]
     for _, rows in process.calls.take():
@@ -98,7 +98,7 @@ def iter_found(function: LoadedFunction, module: Record, folder: str) -> Iterato
 
 
 def iter_launch(probed: Record, realtime: int, params: Sequence[Record]) -> Iterator[str]:
-    """Yield the lines of a probed launch: its arguments, grid and block."""
+    """Yield the lines for a launch with probes: its arguments, its grid and its block."""
     data = probed.get("params", b"")
     ends = [(param["offset"], param["offset"] + param["size"]) for param in params if data]
     values = [hex(int.from_bytes(data[start:end], "little")) for start, end in ends]
@@ -117,7 +117,7 @@ def iter_buffers(blocks: int, sections: Sequence[ResultSection]) -> Iterator[str
 
 
 def times_line(times: Record, kernel: float | None) -> str:
-    """Return the line with the times of a probed launch; `kernel` are ns on the GPU."""
+    """Return the line with the times of a launch with probes. `kernel` is its GPU time in ns, if it's known."""
     prologue, epilogue = times["prologue"] / 1e6, times["epilogue"] / 1e6
     if "original" in times and "kernel" in times:
         with_, without = times["kernel"] / 1e6, times["original"] / 1e6
@@ -130,7 +130,7 @@ def times_line(times: Record, kernel: float | None) -> str:
 
 
 def tensor_line(tensor: Record, realtime: int) -> str:
-    """Return a line of `tensor.trace`, in TensorTrace's format."""
+    """Return a line of `tensor.trace`, in the format of TensorTrace."""
     shape = f"torch.Size({tensor['shape']})"
     place = f"{tensor.get('file', '?')}:{tensor.get('line', 0)}"
     words = [realtime, shape, tensor["bytes"], tensor.get("first", tensor["address"]), tensor["name"]]

@@ -1,8 +1,8 @@
 """Write the trace folder of a process as its records arrive.
 
-The lines for a launch stay together. They're written once everything about it has arrived: the data that its probes
-saved, their cost (`times`), and how long its kernel ran on the GPU. So they follow the lines for calls that the program
-made in the meantime. Calls that arrive in one batch are sorted by time.
+The lines for a launch stay together. They're written once everything about the launch has arrived: the data that its
+probes saved, their cost (`times`), and how long its kernel ran on the GPU. So they come after the lines for calls that
+the program made in the meantime. Calls that arrive together are sorted by time.
 """
 
 from __future__ import annotations
@@ -39,20 +39,19 @@ Analyze = Callable[[Path], None]  # starts the analysis of a result
 
 @dataclass
 class _Launch:
-    """A launch so far; it has `lines` once its buffers have been written."""
+    """A launch for which records have arrived. It has `lines` once its buffers have been written."""
 
     probed: Record
     lines: list[str] = field(default_factory=list)
     result: Path | None = None
     times: Record | None = None
-    done: bool = False  # its buffers are complete
+    done: bool = False  # True once its buffers are complete
 
 
 class TraceFolder:
-    """The folder of a process. It's created when the first record arrives that isn't just about the process's
-    existence.
+    """The folder of a process. It's created for the first record that says more than that the process exists.
 
-    `fault` is the reason if it's incomplete; after a system error nothing more is written.
+    If it's incomplete, `fault` is the reason. After a system error, nothing more is written.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class TraceFolder:
     ) -> None:
         self.process = Process(header, KINDS)
         self.path: Path | None = None  # its path
-        self._inside = Path()  # the folder itself, in a parent where others may rename it
+        self._inside = Path()  # the folder itself, below a folder in which others may rename it
         self._fd = -1  # a descriptor of the inner folder
         self.fault: str | None = None
         self._stopped = False
@@ -76,12 +75,12 @@ class TraceFolder:
         self._command = command  # returns the command that analyzes a result, or None
         self._analyze = analyze
         self._log: IO[bytes] | None = None
-        self._ready = False  # True once the log reports the driver
+        self._ready = False  # True once the log says that the driver is ready
         self._loads: list[str] = []  # lines since the last `sync`
         self._launches: list[str] = []
-        self._results: list[Path] = []  # to analyze after the lines of their launches are in the log
+        self._results: list[Path] = []  # to be analyzed once the lines of their launches are in the log
         self.logs: dict[str, Counter[str]] = {}  # per map: `kept` and `dropped` records, `launches` and `full` logs
-        self._later: list[Record] = []  # they refer to functions whose records may arrive later
+        self._later: list[Record] = []  # records of functions whose own records may arrive later
         self._open: dict[int, _Launch] = {}
         self._kernels: dict[int, Record] = {}  # records with maps or a reason, by id
         self._maps: dict[int, Record] = {}
@@ -92,7 +91,7 @@ class TraceFolder:
         self._gpu: dict[tuple[int, int], float] = {}  # ns of kernels, by thread and start of the call
 
     def add(self, record: Record) -> None:
-        """Take a record in. Raises MalformedError if it makes no sense."""
+        """Add a record. Raises MalformedError if it's invalid."""
         kind = record["kind"]
         self.process.add(record)
         if self.path is None and kind not in QUIET:
@@ -126,7 +125,7 @@ class TraceFolder:
         self._guarded(lambda: self._write_launch(launch))
 
     def finish(self) -> None:
-        """Finish the folder after the process has ended, or was killed."""
+        """Complete the folder after its process has ended or was killed."""
         for launch in list(self._open.values()):
             self._say(launch)
         self._guarded(self._settle)
@@ -136,7 +135,7 @@ class TraceFolder:
             os.close(self._fd)
 
     def _guarded(self, write: Callable[[], object]) -> None:
-        """Call a function that writes, unless writing failed before."""
+        """Call a function that writes, unless writing has already failed."""
         if self._stopped:
             return
         try:
@@ -149,7 +148,7 @@ class TraceFolder:
         header = self.process.header
         at = time.localtime(header["realtime"] // 10**9)
         name = f"{MONTHS[at.tm_mon - 1]}{time.strftime('%d_%H%M%S', at)}_{header['pid']}"
-        for number in range(1, 1000):  # after exec(3) the pid is still the same
+        for number in range(1, 1000):  # the pid stays the same after exec(3)
             path = Path(os.path.join(self._parent, name if number == 1 else f"{name}_{number}"))
             try:
                 self._fd = make_open_folder(path)
@@ -186,8 +185,8 @@ class TraceFolder:
         for launch in [launch for launch in self._open.values() if self._is_whole(launch)]:
             self._say(launch)
         said = [*self._loads, *(line for _, line in sorted(events.iter_calls(self.process)))]
-        # The log begins with a single line about the driver. Loaded code implies that the driver is there, even if the
-        # call that reports it is recorded later.
+        # The log begins with a single line about the driver. If code was loaded, the driver must be ready, even if the
+        # call that reports this is recorded later.
         begins = not self._ready and any(line == events.READY or line.startswith("[mod]") for line in said)
         self._ready |= begins
         said = [line for line in said if line != events.READY] + [events.READY] * begins
@@ -222,7 +221,7 @@ class TraceFolder:
         return launch.done and ("exec" in probed or (times is not None and timed))
 
     def _say(self, launch: _Launch) -> None:
-        """Write the lines for a launch, as many as are complete."""
+        """Write the lines for a launch that are complete."""
         probed, times = launch.probed, launch.times
         del self._open[probed["id"]]
         took = self._gpu.pop((probed["thread"], probed["start"]), None)
@@ -255,7 +254,7 @@ class TraceFolder:
         entry = self._open.setdefault(launch.id, _Launch(probed))
         entry.lines = list(self._iter_launch(probed))
         found: list[tuple[ResultSection, SavedBuffer]] = []
-        grown = 0  # bytes by which logs exceed the sizes in their maps
+        grown = 0  # bytes by which logs are larger than their maps say
         order = self._kernels.get(probed["kernel"], {}).get("maps", [])
         for buffer in sorted(_iter_buffers(launch), key=lambda buffer: order.index(buffer.map.id)):
             if buffer.map.copies:
@@ -287,7 +286,7 @@ class TraceFolder:
         entry.done = True
 
     def _name_result(self, start: int) -> str:
-        """Name a result by the seconds since the process began, or by the next free time after that."""
+        """Return a name for a result: the seconds since the process began, or the next time that isn't taken."""
         header = self.process.header
         micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
         while (self._inside / "result" / (name := f"{micro // 10**6}.{micro % 10**6:06d}.bin")).exists():
@@ -300,7 +299,7 @@ class TraceFolder:
         return next(known, LoadedFunction(number, name, None))
 
     def _find(self, number: int, kernel: int | None, reason: str) -> None:
-        """Make the folder of a kernel when it is first launched."""
+        """Create the folder of a kernel, when the kernel is launched for the first time."""
         if number in self._known or self.path is None:
             return
         self._known.add(number)

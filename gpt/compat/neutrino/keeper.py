@@ -1,10 +1,10 @@
-"""The last stage of gpt-neutrino's pipeline, which weaves probes: it keeps the code of each kernel.
+"""The last stage of the pipeline that weaves probes for gpt-neutrino: it keeps the code of each kernel.
 
-A request is a `module` with the wanted kernels; the results follow it, up to a `sync`. Each kernel gets a folder below
-the first argument, named by kernel and image, so the reader of the trace finds it if a `module` there has the same
-image. The image in the request may not be the one in the trace, if the driver linked it, or the trace may lack its
-digest. So the folder has a second name, made of process and module. Everything is written before the `sync` is passed
-on, and so before the kernel is launched.
+A request is a `module` with the kernels that are wanted; its results come after it, up to a `sync`. Each kernel gets a
+folder below the first argument. Its name consists of the kernel and the image, so that the reader of the trace can find
+it if the trace has a `module` with the same image. That isn't always so: the driver may have linked the image, or its
+digest may be missing from the trace. So the folder has a second name, made from the process and the module. Everything
+is written before the `sync` is passed on, and so before the kernel is launched.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpt.stream.stage import Stage
 
 Record = dict[str, Any]
 
-CODE = "code"  # below the run's folder, which is also GPT_KEEP for the other stages
+CODE = "code"  # below the folder of the run; it's also GPT_KEEP for the other stages
 FAILURE = "failure.txt"
-SMALL = 4 << 20  # bytes: traces have no digest of larger images in files
+SMALL = 4 << 20  # bytes; for larger images in files, traces have no digest
 BLOCK = 1 << 20
 
 
 def find_kept(folder: Path, kernel: str, pid: int, module: Record) -> Path | None:
-    """Find the folder of a kernel, given its `module` in the trace of a process."""
+    """Return the folder of a kernel. `module` is its record in the trace of the process."""
     names = [module["sha256"]] if "sha256" in module else []
     names += [f"{module['path']}:{module.get('offset', 0)}"] if "path" in module else []
     names += [f"{pid}:{module['id']}"] if "id" in module else []
@@ -47,7 +47,7 @@ def _folder(folder: Path, kernel: str, image: str) -> Path:
 
 
 class _Question:
-    """A requested module, and the results for it."""
+    """A module that was requested, and the results for it."""
 
     def __init__(self, module: Record) -> None:
         self.module = module
@@ -56,7 +56,7 @@ class _Question:
         self.said: list[str] = []
 
     def add(self, record: Record) -> None:
-        """Take in an answer."""
+        """Add a result."""
         match record["kind"]:
             case "ptx" if "original" in record and record["kernels"]:
                 kernel = record["kernels"][0]
@@ -78,7 +78,7 @@ class _Question:
 
 
 class Keeper:
-    """Keeps the results in a stream below `folder`."""
+    """Keeps the results of a stream in folders below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,7 +93,7 @@ class Keeper:
         return (record,)
 
     def settle(self) -> Iterable[Record]:
-        """Write the results. If one can't be written, the reader of the trace reports that it's missing."""
+        """Write the results. If that fails for one, the reader of the trace reports that it's missing."""
         questions, self._questions = self._questions, []
         for question in questions:
             with suppress(OSError):
@@ -107,7 +107,7 @@ class Keeper:
             first, *others = [_folder(self._folder, kernel, name) for name in names]
             make_private(first)
             for other in others:
-                if other.is_symlink():  # may be left from before exec(3)
+                if other.is_symlink():  # it may have been created before exec(3)
                     other.unlink()
                 with suppress(FileExistsError):
                     other.symlink_to(first.name)
@@ -120,7 +120,7 @@ class Keeper:
                     file.write(data)
 
     def _read_texts(self, kernel: str, text: bytes | None) -> dict[str, bytes]:
-        """Read the whole module, and the assembler's reports on it with and without probes."""
+        """Read the whole module, and what the assembler reported about it, with and without probes."""
         found: dict[str, bytes] = {}
         if text is not None:
             folder = kept_in(self._folder, kernel, text)
@@ -130,7 +130,7 @@ class Keeper:
         return found
 
     def _keep_image(self, module: Record, name: str, path: Path) -> None:
-        """Keep the image, stored once for all of its kernels."""
+        """Store the image, once for all of its kernels."""
         first = self._folder / CODE / f"image.{hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:32]}"
         if not first.exists():
             with replacing(first, 0o600) as file:
@@ -153,7 +153,7 @@ def _iter_image(module: Record) -> Iterator[bytes]:
 
 
 def _name_image(module: Record) -> Iterator[str]:
-    """Yield names that identify an image: its digest, its position in a file."""
+    """Yield names that identify an image: its digest, or its position in a file."""
     in_file = "path" in module and not module["path"].startswith("/proc/")
     if not in_file or module.get("size", SMALL + 1) <= SMALL:
         digest = hashlib.sha256()
@@ -167,7 +167,7 @@ def _name_image(module: Record) -> Iterator[str]:
 
 
 def copy_kept(source: Path, target: Path) -> None:
-    """Copy a file, by a hard link if possible."""
+    """Copy a file, using a hard link if possible."""
     try:
         os.link(source, target, follow_symlinks=True)
     except OSError:
@@ -176,7 +176,7 @@ def copy_kept(source: Path, target: Path) -> None:
 
 
 def keep(folder: Path) -> int:
-    """Pass a stream through, and keep its results below a folder."""
+    """Pass a stream on, and keep its results below a folder."""
     keeper = Keeper(folder)
     return Stage("gpt-neutrino", stream=True).filter(keeper.handle, settle=keeper.settle)
 

@@ -27,10 +27,10 @@ LEVELS = {"thread": 0, "warp": 1, "block": 2}
 
 
 class Settings(NamedTuple):
-    """The options of a run: names of kernels to keep and drop, the hook, bytes per record by map.
+    """The options of a run: the names of kernels to keep and drop, the hook, and the bytes per record for each map.
 
-    `kept` is the folder in which the pipeline keeps its output, `benchmark` says that nothing is saved, and `second`
-    that the probe file has the format of Neutrino's second generation.
+    `kept` is the folder in which the pipeline keeps its output. `benchmark` says that nothing is saved, and `second`
+    that the probe file is in the format of Neutrino's second generation.
     """
 
     kernels: str
@@ -50,10 +50,10 @@ class KernelFolders:
         self._pid = pid
         self._settings = settings
         self._count = 0
-        self.missing = False  # True if a file of a probed kernel wasn't kept
+        self.missing = False  # True if a file is missing for a kernel with probes
 
     def add(self, name: str, module: Record, kernel: Record | None, maps: Sequence[Record], reason: str) -> Path:
-        """Write the folder of the next kernel; `reason` says why it has no probes. Raises OSError."""
+        """Write the folder of the next kernel. `reason` says why it has no probes. Raises OSError."""
         digest = hashlib.sha1(name.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
         folder = self._folder / f"{self._count}_{digest}"
         self._count += 1
@@ -79,7 +79,7 @@ class KernelFolders:
         return ReadMap(record["name"], record["level"], fields, self.bytes_of(record), single)
 
     def bytes_of(self, record: Record) -> int:
-        """Return the bytes of a map's record in a `.bin`."""
+        """Return the size of a map's record in a `.bin`."""
         fields = [(name, f"<{letter}") for name, letter in fields_of(record)]
         return pack_fields(fields, self._settings.sizes.get(record["name"], 0)).itemsize
 

@@ -1,7 +1,7 @@
-"""Generate Python code that reads a kernel's `.bin`, for process.log and read.py.
+"""Generate Python code that reads the `.bin` of a kernel, for process.log and read.py.
 
 `parse(path)` returns the header, the sections and the records. With one map, `records[block][unit]` is a record, or a
-list of records if a unit can have several; with more maps, `records` is a dictionary of these, by map name.
+list of records if a unit can have several. With more maps, `records` is a dictionary of these, by the name of the map.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MAP = """
         records["{name}"] = blocks
 """
 
-# Names that the generated text uses itself: a map with such a name is renamed.
+# Names that the generated text itself uses. If a map has such a name, it's renamed.
 _USED = frozenset(
     ("NamedTuple", "TraceHeader", "TraceSection", "at", "block", "blockSize", "blocks", "count", "f", "gridSize",
      "header", "int", "len", "open", "parse", "path", "range", "record", "records", "sections", "struct", "unit",
@@ -75,9 +75,10 @@ _COUNTS = {
 
 
 class ReadMap(NamedTuple):
-    """A map in the form that a reader needs: level, fields with the letters of `struct`, bytes per record.
+    """A map in the form that a reader needs: its level, its fields with the letters of `struct`, and the bytes per
+    record.
 
-    `single` says that a unit has one record.
+    `single` is True if a unit has only one record.
     """
 
     name: str
@@ -88,7 +89,7 @@ class ReadMap(NamedTuple):
 
 
 def make_reader(maps: Sequence[ReadMap], second: bool = False) -> str:
-    """Return the text of the reader, for results of the second generation or the first."""
+    """Return the text of a reader, for results of the first generation, or with `second`, of the second."""
     more = "warpDiv: int  # threads of a unit\n    " if second else ""
     parts = [_HEAD.format(begin=BEGIN, more=more)]
     reads = []
@@ -115,7 +116,7 @@ def make_reader(maps: Sequence[ReadMap], second: bool = False) -> str:
 
 
 def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
-    """Turn names into unique Python identifiers that aren't `taken`."""
+    """Convert names to unique Python identifiers that aren't `taken`."""
     found: list[str] = []
     for name in map(_identifier, names):
         while name in taken or name in found:
@@ -125,7 +126,7 @@ def _identify(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
 
 
 def _identifier(name: str) -> str:
-    """Turn a name into a Python identifier."""
+    """Convert a name to a Python identifier."""
     found = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_") or "field"
     return f"n{found}" if found[0].isdigit() else f"{found}_" if keyword.iskeyword(found) else found
 

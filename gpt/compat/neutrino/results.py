@@ -1,18 +1,19 @@
-"""Write `result/SECONDS.bin`: the data that the probes of a launch saved, in the layout of Neutrino's readers.
+"""Write `result/SECONDS.bin`: the data that the probes of a launch saved, in the layout that Neutrino's readers expect.
 
     u32  grid x, y, z; block x, y, z; bytes of dynamic shared memory; sections
     u64  for each section (a map): bytes of a unit (a thread, a warp), offset of its records in the file;
          if the probe file has the format of the second generation: u32 bytes of a unit, u32 its threads, u64 offset
     then the records: by block, by unit of the block, by record of the unit
 
-A record has its fields one after another, without padding, in as many bytes as its probe declares. Records that a unit
-didn't save are zero. Each unit of a log gets as much room as the unit that saved most in this launch.
+The fields of a record come one after another, without padding, and take as many bytes as the probe declares. Records
+that a unit didn't save are zero. In a log, each unit gets as much space as the unit that saved most in this launch.
 
-Each SM has its own clock. A log's field `clock_sm` has the SM's number in the upper bits; in the file it becomes the
-clock since the SM's first record, starting at 1, so readers that know nothing about SMs draw aligned clocks.
+Each SM has its own clock. In a log, the field `clock_sm` has the number of the SM in its upper bits. In the file, it's
+replaced by the clock since the first record of the SM, starting at 1, so that readers that know nothing about SMs draw
+aligned clocks.
 
-Neutrino's readers count `blockSize // 32` warps. If a block ends with a part of a warp, the records of all whole warps
-come first, as those readers expect, followed by the records of each block's last warp.
+Neutrino's readers expect `blockSize // 32` warps. If a block ends with a partial warp, the records of all full warps
+come first, as these readers expect, and the records of each block's last warp come after them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import numpy.typing as npt
 from gpt.compat.neutrino.traces.results import HEADER, SECOND, SECTION
 from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, SavedBuffer
 
-CHUNK = 16 << 20  # bytes of records per write
+CHUNK = 16 << 20  # bytes of records to write at once
 MOST = 1 << 60  # bytes of a file
-CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the SM's number above its clock
+CLOCK, CLOCK_BITS = "clock_sm", 54  # a field of logs: the number of the SM is above its clock
 
 
 class ResultSection(NamedTuple):
-    """A map's records in a file: bytes per record, records per unit, units per block and how many of them are whole,
-    and threads per unit.
+    """The records of a map in a file: bytes per record, records per unit, units per block and how many of these are
+    full, and threads per unit.
 
     `entries` is the number of records in a log.
     """
@@ -60,7 +61,7 @@ class ResultSection(NamedTuple):
 
 
 def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
-    """Return a dtype of these fields, packed; a record has `size` bytes, or more if the fields need them."""
+    """Return a dtype with these fields, without padding. A record has `size` bytes, or more if the fields need more."""
     packed = np.dtype(list(fields))
     return np.dtype(
         {
@@ -73,7 +74,7 @@ def pack_fields(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.voi
 
 
 def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
-    """Return the dtype of a saved record in a file; `size` is the size that its probe declares."""
+    """Return the dtype of a saved record in a file. `size` is the size that the probe declares."""
     slot = saved.slots.dtype
     assert slot.fields is not None
     ordered = sorted(slot.fields.items(), key=lambda field: field[1][1])
@@ -81,7 +82,7 @@ def dtype_of(saved: SavedBuffer, size: int) -> np.dtype[np.void]:
 
 
 def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, size: int) -> ResultSection:
-    """Return the layout of a map in the file."""
+    """Return how the records of a map are laid out in the file."""
     units = layout.units(launch.threads)
     whole = launch.threads // WARP if layout.level == "warp" else units
     capacity, count = layout.capacity, None
@@ -120,7 +121,7 @@ def write_result(
             _write_sparse(file.fileno(), start, section, saved, record, blocks)
             file.seek(start + section.size(blocks))
     file.flush()
-    os.ftruncate(file.fileno(), at)  # a log may end with units that saved nothing
+    os.ftruncate(file.fileno(), at)  # the last units of a log may have saved nothing
     return at
 
 
@@ -132,7 +133,7 @@ def _copy(slots: npt.NDArray[np.void], record: np.dtype[np.void]) -> npt.NDArray
 
 
 def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void]) -> Iterator[bytes]:
-    """Yield the units of all blocks: first the whole ones, then the rest."""
+    """Yield the units of all blocks: first the full ones, then the others."""
     for start, end in ((0, section.whole), (section.whole, section.units)):
         if start == end:
             continue
@@ -144,7 +145,7 @@ def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.
 def _write_sparse(
     file: int, start: int, section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void], blocks: int
 ) -> None:
-    """Write the entries of a log, each at its unit's place, with holes in between."""
+    """Write the entries of a log, each where its unit belongs, with holes in between."""
     assert saved.units is not None
     there = saved.units < blocks * section.units
     units, slots = saved.units[there].astype(np.int64), saved.slots[there]
@@ -167,14 +168,14 @@ def _write_sparse(
 
 
 def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return clocks since the first one of each SM, given clocks with the SM's number above CLOCK_BITS bits.
+    """Return clocks since the first clock of each SM. The given clocks have the number of the SM above CLOCK_BITS bits.
 
-    The first is 1, because a record of zeros counts as not saved.
+    The first one is 1, because a record of zeros would count as not saved.
     """
     turn = np.uint64(64 - CLOCK_BITS)
     sms, which = np.unique(stamps >> np.uint64(CLOCK_BITS), return_inverse=True)
     some = np.zeros(len(sms), np.uint64)
-    some[which] = stamps  # any clock of the SM: clocks may have wrapped around since, but not twice
+    some[which] = stamps  # any clock of the SM will do: clocks may have wrapped around since then, but not twice
     since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
     first = np.full(len(sms), np.iinfo(np.int64).max)
     np.minimum.at(first, which, since)
@@ -183,7 +184,7 @@ def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
-    """Return the index of each unit in the order of the file."""
+    """Return the index of each unit in the order in which the file has them."""
     block, unit = np.divmod(units, section.units)
     rest = section.units - section.whole
     early = block * section.whole + unit
@@ -192,7 +193,7 @@ def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) ->
 
 
 def fields_of(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the fields of a `map` record in the order of a slot, with their `struct` letters."""
+    """Return the fields of a `map` record in the order of a slot, with the letters of `struct`."""
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
                "f16": "e", "f32": "f", "f64": "d"}  # fmt: skip
     ordered = sorted(record["fields"], key=lambda field: field["offset"])

@@ -1,14 +1,14 @@
-"""Lower a claim for a room of a log. gpt/stream/rooms.py explains rooms, arenas and their counters.
+"""Write the code that claims a room of a log. gpt/stream/rooms.py explains rooms, arenas and their counters.
 
-Two registers per thread belong to a log: `cursor` and `left`. Both are 0 at first.
+Each thread has two registers for a log, `cursor` and `left`. Both are 0 at first.
 
     room        cursor                          left
     there       address of the next record      bytes left, a multiple of 16, plus the number of the next room
     not there   bytes left, less than ABSENT    the number of the next room
 
-The number is less than 16, so `left` is less than the size of any record if the room isn't there: it was claimed, but
-didn't fit into the arena. One comparison therefore tells whether a lane can write. Most saves need no claim, so the
-code for claims is behind a uniform branch.
+A room isn't there if it was claimed but didn't fit into the arena. In that case, `left` is only the number of the next
+room, which is less than 16, so it's less than the size of any record. One comparison therefore shows whether a lane can
+write. Most saves need no claim, so the code for claims is behind a uniform branch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from gpt.probe.lower.store import Stored, store
 from gpt.probe.plan.maps import PlacedMap
 from gpt.stream.rooms import APART, ARENAS, DROPPED, GROWTH, HEAD, LAST, LEAST, ROOM_HEAD, SECTOR
 
-NUMBER = 15  # the bits of `left` with the number of the next room
+NUMBER = 15  # the bits of `left` that hold the number of the next room
 ABSENT = 1 << 16  # more than the bytes of a room, and less than any address
-STREAMED = ".cs"  # evict early: this launch doesn't read it again
+STREAMED = ".cs"  # evict early: this launch doesn't read the data again
 
 
 class Room(NamedTuple):
-    """The registers with a lane's place in a log."""
+    """The registers that hold a lane's position in a log."""
 
     cursor: str
     left: str
 
 
 class Place(NamedTuple):
-    """A log: its map, the register with its address, a lane's room in it, and a function that makes labels."""
+    """A log, as seen by a lane: its map, the register with its address, the lane's room in it, and a function that
+    makes labels.
+    """
 
     placed: PlacedMap
     base: str
@@ -52,8 +54,8 @@ def make_room(
 ) -> None:
     """Claim a room if the leader's is too small for a record of this size.
 
-    If no room fits into the arena, count the entries, one for each lane in `group`, as dropped, and take the record's
-    bytes from the room that isn't there. `here` has all lanes that execute this code.
+    If the arena has no space for another room, count the entries as dropped, one for each lane in `group`, and subtract
+    the size of the record from what's left of the missing room. `here` is the mask of all lanes that execute this code.
     """
     placed, base, room, label = place
     known, go_on = code.known_values(), label()
@@ -108,7 +110,9 @@ def _claim(code: Emitter, placed: PlacedMap, base: str, group: str, size: str, s
 
 
 def _write_head(code: Emitter, placed: PlacedMap, place: str, size: str, fits: Condition) -> None:
-    """Write a room's head, in pairs of words, which takes fewer registers. Speed doesn't matter here."""
+    """Write the head of a room, in pairs of words, which takes fewer registers. This happens too rarely for speed to
+    matter.
+    """
     unit = code.unit(placed.map.level)
     if placed.map.level == "thread":
         unit = code.make("b64", "sub.u64", unit, code.make("b64", "cvt.u64.u32", code.special("%laneid")))
@@ -119,7 +123,9 @@ def _write_head(code: Emitter, placed: PlacedMap, place: str, size: str, fits: C
 
 
 def _find_arena(code: Emitter, placed: PlacedMap, base: str) -> tuple[str, str, str]:
-    """Return a log's address, the number of this block's arena, and the bytes of an arena: gpt-stream(5), Rooms."""
+    """Return the address of a log, the number of this block's arena, and the size of an arena in bytes: gpt-stream(5),
+    Rooms.
+    """
     number = code.make("b32", "and.b32", code.make("b32", "cvt.u32.u64", base), 255)
     base = code.make("b64", "and.b64", base, 0xFFFFFFFFFFFFFF00)
     arenas = code.make("b32", "shr.u32", number, 5)

@@ -1,7 +1,8 @@
-"""Emit PTX for one place: allocate registers, write instructions, and reuse values already computed.
+"""Emit PTX for one place: allocate registers, write instructions, and reuse values that have already been computed.
 
-A temporary is written once and only read after that; ptxas allocates it. A value that several snippets need is computed
-once. A Condition is a predicate, possibly negated; None means always.
+A temporary is written once, and only read after that; ptxas allocates the actual registers. A value that several
+snippets need is computed once. A Condition is a predicate that may be negated, and None stands for a condition that
+always holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ SETTLED = ("settled",)  # the key of its predicate
 
 
 class Condition(NamedTuple):
-    """A predicate register, possibly negated."""
+    """A predicate register, or its negation."""
 
     register: str
     negated: bool = False
@@ -25,14 +26,16 @@ class Condition(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A register of type b32, b64 or another one of these sizes."""
+    """A register of type b32, b64 or another type of these sizes."""
 
     register: str
     type: str
 
 
 class Functions:
-    """The functions that places in a module share. With `many` places, they share as much as possible."""
+    """The functions that several places of a module share. If there are `many` places, as much code as possible is
+    shared.
+    """
 
     def __init__(self, prefix: str, many: bool = False) -> None:
         self.prefix, self.many = prefix, many
@@ -40,12 +43,13 @@ class Functions:
 
 
 class Emitter:
-    """Allocates registers whose names begin with `prefix`, and collects lines.
+    """Collects the lines of code for a place. It allocates registers, whose names begin with `prefix`.
 
-    `redux` says that the target can add over the lanes of a warp; `known` has special registers that are the same in
-    all threads of all launches. With `meets`, ptxas must let lanes meet after each branch, even if all lanes go the
-    same way: gpt/sass/check.py requires that. `functions` are shared with other places; without them, `share` puts all
-    code in place.
+    - `redux` is True if the target has an instruction that adds up values of all lanes in a warp.
+    - `known` has the values of special registers that are the same in all threads of all launches.
+    - With `meets`, ptxas must let lanes reconverge after each branch, even if all of them go the same way, as
+      gpt/sass/check.py requires.
+    - `functions` are shared with other places. Without them, `share` writes all code in place.
     """
 
     def __init__(
@@ -59,12 +63,12 @@ class Emitter:
         self.prefix, self.redux, self.known, self.meets = prefix, redux, known or {}, meets
         self.functions = functions
         self.lines: list[str] = []
-        self.addresses: dict[str, str] = {}  # computed at the kernel's entry, by the map's parameter
+        self.addresses: dict[str, str] = {}  # computed at the kernel's entry; by the parameter of the map
         self._counts: Counter[str] = Counter()
         self._made: dict[tuple[object, ...], str] = {}
 
     def take(self) -> list[str]:
-        """Remove and return the lines so far."""
+        """Return the lines collected so far, and remove them."""
         lines, self.lines = self.lines, []
         return lines
 
@@ -78,11 +82,11 @@ class Emitter:
         return [f".reg .{type_} %{self.prefix}{type_}_<{count}>;" for type_, count in sorted(self._counts.items())]
 
     def put(self, text: str, condition: Condition | None = None) -> None:
-        """Add an instruction, passed without its semicolon."""
+        """Add an instruction, given without its semicolon."""
         self.lines.append(f"{condition or ''}{text};")
 
     def make(self, type_: str, opcode: str, *operands: object) -> str:
-        """Add an instruction and return the new register with its result."""
+        """Add an instruction, and return a new register for its result."""
         result = self.new(type_)
         self.put(f"{opcode} {', '.join(map(str, (result, *operands)))}")
         return result
@@ -94,7 +98,9 @@ class Emitter:
         return [low, high]
 
     def once(self, type_: str, opcode: str, *operands: object) -> str:
-        """Like `make`, but reuse the register if the same instruction was added before. Operands must never change."""
+        """Like `make`, but if the same instruction was added before, return its register. The operands must never
+        change.
+        """
         key = (opcode, *operands)
         found = self._made.get(key)
         if found is None:
@@ -102,27 +108,29 @@ class Emitter:
         return found
 
     def forget(self, known: Mapping[tuple[object, ...], str] = MappingProxyType({})) -> None:
-        """Forget computed values except those `known` earlier, as control may skip the code of the others."""
+        """Forget which values have been computed, except those in `known`. Needed where control may skip the code of
+        the others.
+        """
         self._made = dict(known)
 
     def known_values(self) -> dict[tuple[object, ...], str]:
-        """Return the values computed so far, for `forget`."""
+        """Return the values computed so far, for a later call of `forget`."""
         return dict(self._made)
 
     def positive(self, condition: Condition | None) -> str:
-        """Return a predicate that's true if the condition holds."""
+        """Return a predicate that's true if, and only if, the condition holds."""
         if condition is None:
             return self.make("pred", "setp.eq.u32", 0, 0)
         return self.make("pred", "not.pred", condition.register) if condition.negated else condition.register
 
     def both(self, one: Condition | None, other: Condition | None) -> Condition | None:
-        """Return the conjunction of two conditions."""
+        """Return the condition that both conditions hold."""
         if one is None or other is None or one == other:
             return one or other
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
 
     def skip(self, label: str, condition: Condition) -> None:
-        """Branch forward to a label if the condition holds. It must be the same in all lanes that get here."""
+        """Branch forward to a label if the condition holds. It must have the same value in all lanes that get here."""
         if not self.meets:
             self.put(f"bra.uni {label}", condition)
             return
@@ -132,9 +140,9 @@ class Emitter:
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
     ) -> None:
-        """Run `body`, which writes code that reads the `given` registers and changes others. Its code becomes a
-        function that all places with this name share, or is written in place. `body` gets an Emitter and the registers
-        to use.
+        """Call `body` to write code that reads the registers in `given` and changes those in `changed`. The code
+        becomes a function, which all places share that use this name, or is written in place. `body` gets an Emitter,
+        and the registers to use for the two lists.
         """
         if self.functions is None:
             known = self.known_values()
@@ -159,14 +167,14 @@ class Emitter:
         self.lines += [*lines, "}"]
 
     def group(self, condition: Condition | None) -> tuple[str, str]:
-        """Return masks of the active lanes, and of the active lanes for which the condition holds."""
+        """Return two masks: the active lanes, and the active lanes in which the condition holds."""
         here = self.once("b32", "activemask.b32")
         if condition is None:
             return here, here
         return here, self.make("b32", "vote.sync.ballot.b32", self.positive(condition), here)
 
     def below(self, group: str) -> str:
-        """Return the lanes of a group with lower numbers than this lane."""
+        """Return the lanes of a group whose numbers are lower than this lane's."""
         return self.once("b32", "and.b32", group, self.once("b32", "mov.u32", "%lanemask_lt"))
 
     def first(self, group: str) -> Condition:
@@ -184,21 +192,22 @@ class Emitter:
             self._made[SETTLED] = self.make("pred", "setp.ne.u32", self.make("b32", "mov.u32", "%clock_hi"), -1)
 
     def one(self) -> str:
-        """Return a 64-bit 1 that ptxas doesn't recognize as a constant. Before adding a constant, ptxas sums it over
-        the lanes, which is slow if only one lane adds.
+        """Return a 64-bit 1 that ptxas doesn't recognize as a constant. When a constant is added atomically, ptxas
+        first computes the sum over the lanes, which is slow if only one lane adds.
         """
         return self.once("b64", "cvt.u64.u32", self.once("b32", "popc.b32", self.special("%lanemask_eq")))
 
     def spread(self, value: str, group: str) -> str:
-        """Return a register that holds a 64-bit value in the saving lane of a group, and other values elsewhere. Before
-        adding a value that's the same in all lanes, ptxas sums it over the lanes, which takes ten instructions.
+        """Return a register that holds a 64-bit value in the saving lane of a group, and other values in other lanes.
+        When a value that's the same in all lanes is added atomically, ptxas first computes the sum over the lanes,
+        which takes ten instructions.
         """
         return self.make("b64", "or.b64", value, self.once("b64", "cvt.u64.u32", self.below(group)))
 
     # Position in the grid
 
     def special(self, name: str) -> str:
-        """Read a constant special register of 32 bits, or return its known value."""
+        """Read a 32-bit special register that doesn't change, or return its value if it's known."""
         return self.once("b32", "mov.u32", self.known.get(name, name))
 
     def thread(self) -> str:
@@ -215,7 +224,7 @@ class Emitter:
         return self.once("b64", "mad.wide.u32", row, width, wide)
 
     def threads(self) -> str | int:
-        """Compute the number of threads per block, or return it as a number if it's the same in all launches."""
+        """Compute the number of threads per block. If it's the same in all launches, return it as a number."""
         x, y, z = ("%ntid.x", "%ntid.y", "%ntid.z")
         if x in self.known and y in self.known and z in self.known:
             return self.known[x] * self.known[y] * self.known[z]
@@ -237,13 +246,13 @@ class Emitter:
         return self.once("b64", "mad.lo.u64", block, self.once("b64", "cvt.u64.u32", count), wide)
 
     def sampled(self, level: str, every: int) -> Condition:
-        """Return the condition that this thread's block or warp is a sampled one: one in `every` runs the probe."""
+        """Return the condition that the probe runs in this block or warp, if it runs in one of `every`."""
         return Condition(self.make("pred", "setp.eq.u64", self.remainder(self.unit(level), every), 0))
 
     def remainder(self, value: str, divisor: int) -> str:
-        """Compute a 64-bit value modulo a constant. For `rem.u64`, even with a constant, ptxas calls a function of 60
-        instructions, and machine code can't contain a call. So multiply by the 65-bit reciprocal instead: Granlund and
-        Montgomery, Division by Invariant Integers using Multiplication, figure 4.1.
+        """Compute a 64-bit value modulo a constant. For `rem.u64`, ptxas calls a function of 60 instructions, even if
+        the divisor is a constant, and machine code can't contain a call. So we multiply by the 65-bit reciprocal
+        instead: Granlund and Montgomery, Division by Invariant Integers using Multiplication, figure 4.1.
         """
         bits = (divisor - 1).bit_length()
         if divisor == 1 << bits:
@@ -255,7 +264,7 @@ class Emitter:
         return self.make("b64", "sub.u64", value, self.make("b64", "mul.lo.u64", quotient, divisor))
 
     def element(self, level: str, size: int, base: str) -> str:
-        """Compute the address of this thread's, warp's or block's element in an array with elements of `size` bytes."""
+        """Compute the address of this thread's, warp's or block's element in an array of elements with `size` bytes."""
         return self.once("b64", "mad.lo.u64", self.unit(level), size, base)
 
     def warp(self) -> str:
@@ -270,7 +279,7 @@ def _write_function(
     changed: list[Value],
     body: Callable[[Emitter, list[str], list[str]], None],
 ) -> list[str]:
-    """Return the text of a function that takes some values, and takes and returns others."""
+    """Return the text of a function that has parameters for both lists of values, and returns those in `changed`."""
     registers = [code.new(one.type) for one in [*given, *changed]]
     for number, (one, register) in enumerate(zip([*given, *changed], registers, strict=True)):
         code.put(f"ld.param.{one.type} {register}, [given{number}]")
@@ -290,5 +299,5 @@ def _write_function(
 
 
 def _results(changed: list[Value], name: str) -> list[str]:
-    """Declare what a function returns, 8 bytes for each value: PTX doesn't return several parameters."""
+    """Declare what a function returns: 8 bytes for each value. PTX functions can't return several parameters."""
     return [f".param .align 8 .b8 {name}[{8 * len(changed)}]"] if changed else []

@@ -1,6 +1,7 @@
-"""Fetch the values that a snippet reads at a site: helpers and operands, in registers of the required types.
+"""Fetch the values that a snippet reads at a site, which are helpers and operands, into registers of the required
+types.
 
-If an instruction overwrites a value that the snippet `after` needs, the value is copied before the instruction.
+If an instruction overwrites a value that the snippet `after` it needs, the value is copied before the instruction.
 """
 
 from __future__ import annotations
@@ -20,29 +21,31 @@ Types = Callable[[str], str | None]  # types of the program's registers
 
 
 class CannotProbe(Exception):
-    """A snippet can't run at a site, which is left alone; the message says why."""
+    """Raised if a snippet can't run at a site, which is then left alone. The message says why."""
 
 
 class _Held(NamedTuple):
-    """A register with an operand's value."""
+    """A register that holds the value of an operand, and its type."""
 
     type: str
     register: str
 
 
 class Fetcher:
-    """One snippet at one site. `code` receives its code, `outer` code that copies values before the instruction."""
+    """Fetches values for one snippet at one site. `code` gets the code of the snippet, `outer` the code that copies
+    values before the instruction.
+    """
 
     def __init__(self, code: Emitter, outer: Emitter, types: Types, use: PlacedSnippet) -> None:
         self.code, self.outer, self.types, self.use = code, outer, types, use
         self.bound = use.face.bound if use.face else None
-        self.condition: Condition | None = None  # the condition under which the snippet runs
+        self.condition: Condition | None = None  # when the snippet runs
         self.copies: dict[str, str] = {}  # registers as they were before the instruction
 
     # Before the instruction
 
     def keep(self) -> None:
-        """Copy the values that the snippet after the instruction needs and the instruction overwrites."""
+        """Copy the values that the instruction overwrites and the snippet after it needs."""
         if self.use.when == "before" or not self.use.face:
             return
         for name in self.use.face.find_overwritten(self.use.snippet):
@@ -51,7 +54,9 @@ class Fetcher:
             self.copies[name] = self.outer.make(kind, "cvt.u16.u8" if SIZES[type_] == 1 else f"mov.{kind}", name)
 
     def guard(self) -> Condition | None:
-        """Return the guard that the snippet runs under, as it was before the instruction."""
+        """Return the guard of the instruction, with its value from before the instruction. The snippet runs under this
+        guard.
+        """
         guard = self.use.face.instruction.guard if self.use.face else None
         if not guard:
             return None
@@ -60,7 +65,7 @@ class Fetcher:
     # Helpers
 
     def helper(self, name: str) -> str:
-        """Return a register or constant with the value of a helper that has a type of its own."""
+        """Return a register or a constant with the value of a helper whose type doesn't depend on the instruction."""
         code, bound = self.code, self.bound
         match name:
             case "SMID" | "LANEID":
@@ -92,14 +97,14 @@ class Fetcher:
         return self.code.make("b32", "selp.u32", 0, self._bytes(count.size), self.code.positive(ignored))
 
     def _described(self, flops: Descriptor) -> str:
-        """Compute 2 * M * N * k from a descriptor: M / 16 in bits 24 to 28, N / 8 in bits 17 to 22."""
+        """Compute 2 * M * N * k from a descriptor, which has M / 16 in bits 24 to 28, and N / 8 in bits 17 to 22."""
         code, value = self.code, self.sized(flops.register, "u32")
         rows = code.make("b32", "bfe.u32", value, 24, 5)
         columns = code.make("b32", "bfe.u32", value, 17, 6)
         return code.make("b32", "mul.lo.u32", code.make("b32", "mul.lo.u32", rows, columns), 2 * 16 * 8 * flops.k)
 
     def _address(self, address: tree.Address) -> str:
-        """Return the 64-bit address in brackets; for an access through a tensor map, the map's address."""
+        """Return the 64-bit address in brackets. For an access through a tensor map, that's the address of the map."""
         code, operand = self.code, next(iter(address.items), None)
         base, offset = _base_and_offset(operand)
         if isinstance(base, tree.Number):
@@ -135,11 +140,11 @@ class Fetcher:
         low: LowBits | None = None,
         cut: bool = True,
     ) -> str:
-        """Return an operand of the program in a register as large as `wanted`, of any type of that size.
+        """Return an operand of the program in a register of the same size as `wanted`, of any type with that size.
 
-        `width` is the size of a vector in bits, None for the size of `wanted`. If a register has more bits than `low`
-        (which `st.u8` allows), only the low ones are used. A value larger than `wanted` raises CannotProbe unless `cut`
-        is set. With `fresh`, the value is read after the instruction.
+        `width` is the size of a vector in bits; None stands for the size of `wanted`. If a register has more bits than
+        `low` (which `st.u8` allows), only the low ones are used. If a value is larger than `wanted`, CannotProbe is
+        raised unless `cut` is set. With `fresh`, the value is read after the instruction.
         """
         held: _Held | None
         if isinstance(operand, tree.Vector) and wanted:
@@ -162,7 +167,9 @@ class Fetcher:
         return self.code.make(f"b{room}", f"cvt.{low.kind}{room}.{low.kind}{low.bits}", held.register)
 
     def _held(self, operand: tree.Operand, wanted: str | None, fresh: bool) -> _Held | None:
-        """Return an operand in a register of its own size, or None if it's a constant. Predicates aren't copied."""
+        """Return an operand in a register of the operand's size, or None if it's a constant. Predicates aren't
+        copied.
+        """
         code = self.code
         match operand:
             case tree.Name("_"):
@@ -191,7 +198,7 @@ class Fetcher:
         return None
 
     def _packed(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool, least: int, low: LowBits | None) -> str:
-        """Pack a vector into one register of `bits`; each element must have at least `least` bits."""
+        """Pack a vector into one register of `bits` bits. Each element must have at least `least` bits."""
         each = bits // len(items)
         if each * len(items) != bits or each not in (8, 16, 32) or each < least or bits > 64:
             raise CannotProbe(f"has a vector of {len(items)}, where {bits} bits are expected")
@@ -207,7 +214,7 @@ class Fetcher:
         return self.code.make(f"b{bits}", f"mov.b{bits}", "{" + ", ".join(parts) + "}")
 
     def _bytewise(self, items: tuple[tree.Operand, ...], bits: int, fresh: bool) -> str:
-        """Like `_packed`, for up to four bytes."""
+        """Like `_packed`, for up to four elements of a byte each."""
         code, whole = self.code, "0"
         for number, item in enumerate(items):
             whole = code.make("b32", "bfi.b32", self.sized(item, "u32", fresh=fresh), whole, 8 * number, 8)
@@ -215,7 +222,7 @@ class Fetcher:
 
 
 def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None, str]:
-    """Split an address into its base and the constant added to it, which may be empty."""
+    """Split an address into its base and the constant added to it, which is empty if there's none."""
     if not isinstance(operand, tree.Expression):
         return operand, ""
     base, *rest = operand.operands
@@ -223,7 +230,9 @@ def _base_and_offset(operand: tree.Operand | None) -> tuple[tree.Operand | None,
 
 
 def _constant(text: str, wanted: str | None, low: LowBits | None) -> str:
-    """Write a program's constant as another type with the same bits (or the `low` ones). Raises CannotProbe."""
+    """Write a constant of the program as a constant of another type with the same bits (or with its `low` bits). Raises
+    CannotProbe.
+    """
     digits = text.removeprefix("-")
     is_float = FLOAT.fullmatch(digits) is not None
     if wanted is None or (wanted in ("f32", "f64") and is_float):

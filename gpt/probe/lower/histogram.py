@@ -1,7 +1,8 @@
-"""Lowers SAVE to a histogram: each lane adds 1 atomically to the bin of its value.
+"""Write the code for a SAVE to a histogram: each lane atomically adds 1 to the bin of its value.
 
-A histogram has several copies, selected by the number of the SM, so that SMs rarely wait for each other. A reader adds
-up the copies. A PTX kernel can also count in shared memory if the launch has room for the bins (gpt/probe/ptx/room.py).
+A histogram has several copies, and the number of an SM selects its copy, so that SMs rarely wait for each
+other. Readers add up the copies. A PTX kernel can also count in shared memory, if the launch has room for the bins
+(gpt/probe/ptx/room.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.plan.maps import PlacedMap, Room
 
-# After this many additions, a lane empties the bins in shared memory. 1,024 lanes add less than 2^32 in that time.
+# A lane empties the bins in shared memory after this many additions. Even 1,024 lanes add less than 2^32 in that time.
 PERIOD = 1 << 20
 BIN = 4  # bytes
 UNREAD = 4  # offset in a room
@@ -28,7 +29,7 @@ def count_value(
     condition: Condition | None,
     label: Callable[[], str],
 ) -> None:
-    """Count a value of `width` bytes if the condition holds. `width` may be less than the field's size.
+    """Count a value if the condition holds. It has `width` bytes, which may be fewer than the field has.
 
     `label` makes a new label.
     """
@@ -51,21 +52,22 @@ def count_value(
 
 
 def find_address(room: Room) -> str:
-    """Return the kernel's register with the address of its room, or NOWHERE. Finding it at each place would take longer
-    than counting.
+    """Return the register that holds the address of the kernel's room, or NOWHERE. It's computed once, because
+    computing it at each place would take longer than counting.
     """
     return f"%{room.symbol}_at"
 
 
 def has_no_room(code: Emitter, room: Room) -> Condition:
-    """Return the condition that's true if this launch has no room."""
+    """Return the condition that this launch has no room."""
     return Condition(code.once("pred", "setp.eq.u32", find_address(room), NOWHERE))
 
 
 def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, group: str, here: str, label: str) -> None:
-    """Move a histogram's counts from shared memory to this SM's copy in global memory.
+    """Move the counts of a histogram from shared memory to this SM's copy in global memory.
 
-    The lanes in `group`, for which `condition` holds, share the work. `here` has all lanes that execute this code.
+    The lanes in `group`, in which `condition` holds, share the work. `here` is the mask of all lanes that execute this
+    code.
     """
     assert placed.room
     count = code.make("b32", "popc.b32", group)
@@ -89,9 +91,9 @@ def _count_inside(
 ) -> None:
     """Add 1 to a 32-bit bin in shared memory.
 
-    Nothing waits for the addition. To prevent an overflow, each lane counts its own additions in a register, and
-    empties all bins after every PERIOD of them. A lane for which the condition doesn't hold adds to a word that nobody
-    reads: for a guard, ptxas would let the lanes branch.
+    Nothing waits for the addition. To prevent overflows, each lane counts its additions in a register, and empties all
+    bins after PERIOD of them. A lane in which the condition doesn't hold adds to a word that nobody reads, because for
+    a guard, ptxas would make the lanes branch.
     """
     assert placed.room
     start = code.once("b32", "add.u32", find_address(placed.room), placed.room.offset)
@@ -109,7 +111,7 @@ def _count_inside(
 
 
 def find_counter(placed: PlacedMap) -> str:
-    """Return the register in which a lane counts its additions in shared memory."""
+    """Return the register in which a lane counts its additions to shared memory."""
     return f"%{placed.param}_counted"
 
 
@@ -123,13 +125,13 @@ def _count_outside(
 
 
 def _find_copy(code: Emitter, placed: PlacedMap, base: str) -> str:
-    """Return the address of this SM's copy of the histogram."""
+    """Return the address of the copy of the histogram that this SM uses."""
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     return code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
 
 
 def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:
-    """Return the 32-bit number of a value's bin."""
+    """Return the number of the bin for a value, in 32 bits."""
     scale, bits = placed.map.scale, 8 * width
     assert scale
     if not scale.step:
@@ -154,19 +156,22 @@ def _find_bin(code: Emitter, placed: PlacedMap, value: str, width: int) -> str:
 
 
 class Divisor(NamedTuple):
-    """Divide by taking the upper half of a product with `factor`, if it isn't 0, and shifting it right by `shift`."""
+    """A method to divide: if `factor` isn't 0, take the upper half of the product with it; then shift right by
+    `shift`.
+    """
 
     factor: int
     shift: int
 
 
 def find_divisor(step: int, span: int, bits: int) -> Divisor | None:
-    """Return how to divide numbers up to `span`, of this many bits, by a step; None if a product of that size isn't
-    exact for all of them.
+    """Return how to divide numbers up to `span` by a step, with products of `bits` bits. Return None if such products
+    aren't exact enough for all of these numbers.
 
-    With F = 2^S / step, rounded up by E / step, N * F / 2^S is N / step + N * E / (step * 2^S). The next quotient is at
-    least 1 / step away, so this rounds down to the right one if N * E is less than 2^S. S is as large as F has room
-    for: 2^S > 2^(bits - 1) * step. As E is less than the step, that's enough if N is below 2^(bits - 1).
+    Let F = 2^S / step, rounded up by E / step. Then N * F / 2^S is N / step + N * E / (step * 2^S). Since the next
+    quotient is at least 1 / step away, this rounds down to the right one if N * E is less than 2^S. We take the largest
+    S for which F fits: 2^S > 2^(bits - 1) * step. Because E is less than the step, that's enough for any N below
+    2^(bits - 1).
     """
     if step & (step - 1) == 0:
         return Divisor(0, step.bit_length() - 1)

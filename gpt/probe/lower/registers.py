@@ -1,4 +1,4 @@
-"""Name the registers of a probe file in the program."""
+"""Choose names for the registers of a probe file, so that they don't clash with the program's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Names:
-    """The names of a probe file's registers in the program; `zeros` are always 0."""
+    """The names that a probe file's registers get in the program. Registers in `zeros` are always 0."""
 
     def __init__(self, file: ProbeFile, prefix: str, zeros: set[str]) -> None:
         self.types = {register.name: register.type for register in file.registers}
-        for map_ in file.maps:  # partial SAVEs keep their values here until the last one
+        for map_ in file.maps:  # values of partial SAVEs are kept in these until the record is complete
             for number, field in enumerate(map_.fields):
                 self.types[part_name(map_.name, number)] = f"b{max(16, field.size * 8)}"
         initial = {register.name: register.initial for register in file.registers if register.initial is not None}
@@ -37,10 +37,12 @@ class Names:
 
 
 def part_name(map_: str, number: int) -> str:
-    """Return the register that holds one field of a record until the last of several SAVEs completes it."""
+    """Return the name of the register that holds a field of a record until the last of several SAVEs completes the
+    record.
+    """
     return f"{map_}[{number}]"
 
 
 def room_names(map_: str) -> tuple[str, str]:
-    """Return the registers that hold a lane's place in a log: see gpt/probe/lower/rooms.py."""
+    """Return the names of the registers that hold a lane's position in a log (gpt/probe/lower/rooms.py)."""
     return f"{map_}[cursor]", f"{map_}[left]"

@@ -1,10 +1,12 @@
-"""Lower SAVE to a log: write one record for all lanes that save together into the room of the lowest of them.
+"""Write the code for a SAVE to a log: the lowest of the lanes that save together writes one record for all of them into
+its room.
 
-gpt/stream/rooms.py explains rooms, and claim.py how a lane knows its room.
+gpt/stream/rooms.py explains rooms, and claim.py how a lane finds its room.
 
-The size of a record depends on how the lanes' values differ. Usually, all 32 lanes save values at equal distances. This
-case comes first and takes few instructions: it needs none of the slow ones for counting or finding bits. All other
-cases take a branch. All branches are uniform: the lanes that execute this code vote and then take the same path.
+The size of a record depends on how the values of the lanes differ. Usually, all 32 lanes save values at equal
+distances. This case comes first and takes only a few instructions, none of which counts or finds bits, which would be
+slow. For all other cases, there's a branch. All branches are uniform: the lanes that execute this code vote, and then
+take the same path.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ ALL = (1 << LANES) - 1  # the mask of all lanes
 
 
 class _Lanes(NamedTuple):
-    """Lanes that save together: the lanes `here`, and the `group` among them that saves. `first` is the number of the
-    group's lowest lane, `rank` this lane's place in it, and `number` its size.
+    """Lanes that save together. `here` is the mask of the lanes that execute this code, and `group` has the saving
+    lanes. `first` is the number of the lowest lane in the group, `rank` is this lane's position in it, and `number` its
+    size.
     """
 
     here: str
@@ -49,11 +52,11 @@ class _Lanes(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """A field of the record.
+    """A field with values that may differ between lanes.
 
-    `form` is the register with the field's form, unless the form is fixed. `shared` is what the leader stores,
-    `columns` the 32-bit words that each lane stores, each with its condition. `is_lane` says that the field has a form,
-    `tiled` is the predicate that it has the form TILED.
+    `form` is the register with the form of the field, unless that's fixed. `shared` is what the leader stores;
+    `columns` are the 32-bit words that each lane stores, each with its condition. `is_lane` is True if the field has a
+    form, and `tiled` is the predicate that this form is TILED.
     """
 
     form: str
@@ -66,8 +69,8 @@ class _Compared(NamedTuple):
 class _Inspected(NamedTuple):
     """The contents of a record: its lanes, their leader, and its fields with a form or columns.
 
-    `size`, `head` and `words` are registers: the record's bytes, the word with its forms and size, and the number of
-    words in its columns, if it can have any.
+    `size`, `head` and `words` are registers with the number of bytes in the record, the word that has its forms and its
+    size, and the number of words in its columns (None if it can't have any).
     """
 
     lanes: _Lanes
@@ -81,8 +84,8 @@ class _Inspected(NamedTuple):
 class _Save(NamedTuple):
     """A SAVE to a log.
 
-    `base` is the register with the log's address. `values` are the registers with the values, by field number.
-    `constant` says which values are the same in all threads. `label` makes labels.
+    `base` is the register with the address of the log. `values` are the registers with the values, by the number of the
+    field. `constant` says which values are the same in all threads. `label` makes labels.
     """
 
     placed: PlacedMap
@@ -95,7 +98,7 @@ class _Save(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """The lane's place in the log."""
+        """The lane's position in the log."""
         return Place(self.placed, self.base, self.room, self.label)
 
     @property
@@ -114,7 +117,7 @@ class _Save(NamedTuple):
 
     @property
     def shared(self) -> list[Stored]:
-        """The values of the fields that lanes always share."""
+        """The values of those fields that are the same in all lanes that save together."""
         return [
             Stored(field.at, max(WORD, field.size), self.values[number])
             for number, field in self.fields.items()
@@ -137,8 +140,8 @@ def append(
     room: Room,
     label: Callable[[], str],
 ) -> None:
-    """Append a record if the condition holds. `constant` says which values are the same in all threads. `label` makes a
-    label.
+    """Append a record if the condition holds. `constant` says which values are the same in all threads. `label` makes
+    labels.
     """
     bits = {
         number: _as_bits(code, value, field)
@@ -161,10 +164,10 @@ def _share(
     body: Callable[[Emitter, _Save, list[str]], None],
     changed: list[Value],
 ) -> None:
-    """Run `body` in a function that several places share, and that changes some registers.
+    """Call `body` to write a function that several places share, and that changes some registers.
 
-    The function reads the clock itself. If the clock were passed, ptxas would keep it in uniform registers, which takes
-    four more instructions.
+    The function reads the clock itself. If the clock were a parameter, ptxas would keep it in uniform registers, which
+    takes four more instructions.
     """
     fields = save.fields
     passed = [number for number, field in fields.items() if field.stored != "clock"]
@@ -185,13 +188,13 @@ def _share(
 
 
 def _share_append(code: Emitter, save: _Save, name: str, append: Callable[[Emitter, _Save], None]) -> None:
-    """Append a record in a function that several places share."""
+    """Append a record by calling a function that several places share."""
     room = [Value(save.room.cursor, "b64"), Value(save.room.left, "b32")]
     _share(code, save, name, lambda inner, one, changed: append(inner, one._replace(room=Room(*changed))), room)
 
 
 def _append_one(code: Emitter, save: _Save) -> None:
-    """Append a record of one lane, which saves for its warp or block."""
+    """Append a record for one lane, which saves for its warp or block."""
     layout = save.placed.layout
     here, _ = code.group(save.condition)
     leader = find_leader(code, save.placed.map, save.condition)
@@ -206,8 +209,8 @@ def _append_one(code: Emitter, save: _Save) -> None:
 
 
 def _append(code: Emitter, save: _Save) -> None:
-    """Append a record of all lanes that save: right here if it's the usual one, or else in a function."""
-    if not code.functions:  # in machine code, each place has code of its own, so there's only one path
+    """Append a record for all lanes that save. The usual case is handled here, the others in a function."""
+    if not code.functions:  # in machine code, each place has its own code, so there's only one path
         _append_any(code, save)
         return
     layout, fields = save.placed.layout, save.fields
@@ -242,9 +245,9 @@ def _append(code: Emitter, save: _Save) -> None:
 def _continue_line(
     code: Emitter, here: str, lane: str, field: StoredField, value: str, same: bool
 ) -> tuple[list[Stored], str | None]:
-    """Return what lane 0 stores of a field, and the predicate that this lane's value follows from it.
+    """Return what lane 0 stores of a field, and the predicate that this lane's value can be computed from it.
 
-    The predicate is None if it always holds. The results are only valid if all lanes save.
+    If that's always the case, the predicate is None. The results are only valid if all lanes save.
     """
     shared = [Stored(field.at, max(WORD, field.size), value)]
     if same:
@@ -263,10 +266,10 @@ def _continue_line(
 
 
 def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
-    """Append a record in functions that several places share.
+    """Append a record by calling functions that several places share.
 
     If the room may be too small, a separate function first computes the size of the record. In a single function, ptxas
-    would keep everything computed for the record in registers during the claim.
+    would keep everything that has been computed for the record in registers while the room is claimed.
     """
     known = code.known_values()
     leader = code.both(code.first(group), save.condition) or code.first(group)
@@ -284,12 +287,12 @@ def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
 
 
 def _find_size(code: Emitter, save: _Save, changed: list[str]) -> None:
-    """Compute the size of a record."""
+    """Write the code that computes the size of a record."""
     code.put(f"mov.b32 {changed[0]}, {_inspect(code, save).size}")
 
 
 def _append_any(code: Emitter, save: _Save) -> None:
-    """Append a record for any lanes and any values."""
+    """Append a record for any set of lanes and any values."""
     clock = save.clock(code)
     most = code.make("b32", "mov.b32", save.placed.layout.size + LANES * WORD * save.words)
     if not code.functions:
@@ -302,7 +305,7 @@ def _append_any(code: Emitter, save: _Save) -> None:
     shared = save.shared + [one for field in found.fields for one in field.shared]
     record = [Stored(0, WORD, lanes.group), Stored(WORD, WORD, found.head), Stored(8, 8, clock), *shared]
     there = _write(code, save, found.size, record, found.leader)
-    if not code.functions:  # give back what the record hasn't taken from a room that isn't there
+    if not code.functions:  # return the unused bytes to a room that isn't there
         absent = code.make("pred", "setp.lt.and.u64", save.room.cursor, ABSENT, code.positive(found.leader))
         less = code.make("b64", "cvt.u64.u32", code.make("b32", "sub.u32", most, found.size))
         code.put(f"add.u64 {save.room.cursor}, {save.room.cursor}, {less}", Condition(absent))
@@ -311,7 +314,7 @@ def _append_any(code: Emitter, save: _Save) -> None:
 
 
 def _inspect(code: Emitter, save: _Save) -> _Inspected:
-    """Find out what a record contains."""
+    """Write the code that determines what the record contains."""
     here, group = code.group(save.condition)
     rank = code.once("b32", "popc.b32", code.below(group))
     count = code.once("b32", "popc.b32", group)
@@ -326,7 +329,7 @@ def _inspect(code: Emitter, save: _Save) -> _Inspected:
 
 
 def _lowest(code: Emitter, group: str) -> str:
-    """Compute the number of a group's lowest lane; 32 if it's empty."""
+    """Compute the number of the lowest lane in a group, or 32 if it's empty."""
     return code.once("b32", "clz.b32", code.once("b32", "brev.b32", group))
 
 
@@ -338,7 +341,7 @@ def _as_bits(code: Emitter, value: str, field: StoredField) -> str:
 
 
 def _compare(code: Emitter, lanes: _Lanes, field: StoredField, value: str, same: bool) -> _Compared:
-    """Find out how the lanes' values of a field differ."""
+    """Write the code that determines how the values of a field differ between the lanes."""
     wide = field.size == 2 * WORD
     if field.stored == "each":
         return _Compared("", [], [(word, None) for word in (code.halves(value) if wide else [value])], is_lane=False)
@@ -375,10 +378,11 @@ def _compare(code: Emitter, lanes: _Lanes, field: StoredField, value: str, same:
 
 
 def _is_tiled(code: Emitter, lanes: _Lanes, distance: str, narrow: str | None) -> str:
-    """Return whether all lanes save, and each distance is a sum of one term per bit in the lane's number.
+    """Return the predicate that all lanes save, and that their distances are tiled: each is the sum of one term for
+    each bit in the number of the lane.
 
-    That holds if each lane's distance is the sum of two other lanes' distances: one lane's number is the lowest bit of
-    this lane's number, and the other's is the rest of the bits.
+    To test this, split the number of a lane into its lowest bit and the other bits. The lane's distance must be the sum
+    of the distances of the two lanes with these numbers.
     """
     low, rest = _split(code)
     terms = [_read_lane(code, distance, one, lanes.here) for one in (low, rest)]
@@ -389,7 +393,7 @@ def _is_tiled(code: Emitter, lanes: _Lanes, distance: str, narrow: str | None) -
 
 
 def _split(code: Emitter) -> tuple[str, str]:
-    """Return the lowest bit in this lane's number, and its other bits."""
+    """Return the lowest bit that's set in this lane's number, and its other bits."""
     lane = code.special("%laneid")
     low = code.once("b32", "and.b32", lane, code.once("b32", "neg.s32", lane))
     return low, code.once("b32", "xor.b32", lane, low)
@@ -404,14 +408,16 @@ def _join(code: Emitter, low: str, high: str) -> str:
 
 
 def _all(code: Emitter, lanes: _Lanes, holds: str) -> str:
-    """Return whether something holds in all lanes that save."""
+    """Return the predicate that something holds in all lanes that save."""
     if lanes.saves:
         holds = code.make("pred", "or.pred", holds, code.make("pred", "not.pred", code.positive(lanes.saves)))
     return code.make("pred", "vote.sync.all.pred", holds, lanes.here)
 
 
 def _measure(code: Emitter, placed: PlacedMap, compared: list[_Compared], count: str) -> tuple[str, str, str | None]:
-    """Return a record's size, the word with its forms and size, and the words of its columns if it can have any."""
+    """Return the size of a record, the word with its forms and its size, and the number of words in its columns (None
+    if it can't have any).
+    """
     least = placed.layout.size
     fixed = sum(len(found.columns) for found in compared if not found.form)
     forms, number = "", code.make("b32", "mul.lo.u32", count, fixed) if fixed else ""
@@ -432,13 +438,13 @@ def _measure(code: Emitter, placed: PlacedMap, compared: list[_Compared], count:
 
 
 def _filled(code: Emitter, record: list[Stored]) -> list[Stored]:
-    """Fill the last 8 bytes with a zero, so that one vector store can write them."""
+    """If the record doesn't fill its last 8 bytes, add a zero, so that a single vector store can write them."""
     end = record[-1].at + record[-1].size
     return [*record, Stored(end, WORD, code.once("b32", "mov.b32", 0))] if end % 8 else record
 
 
 def _write(code: Emitter, save: _Save, size: str, record: list[Stored], leader: Condition) -> str:
-    """Write what the lanes share, if the leader has room for it, and advance to the next record.
+    """If the leader has room, write what the lanes share and advance to the next record.
 
     Return the predicate that the leader has room.
     """
@@ -452,7 +458,9 @@ def _write(code: Emitter, save: _Save, size: str, record: list[Stored], leader: 
 
 
 def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there: str, done: str) -> None:
-    """Write values that differ between lanes, one column after the other. They begin `after` bytes into the record."""
+    """Write the values that differ between lanes, one column after the other. They begin `after` bytes into the
+    record.
+    """
     known, lanes = code.known_values(), found.lanes
     has_room = code.make("pred", "vote.sync.any.pred", there, lanes.here)
     code.skip(
@@ -462,7 +470,7 @@ def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there:
     columns = [(field, value, is_stored) for field in found.fields for value, is_stored in field.columns]
     for number, (field, value, is_stored) in enumerate(columns):
         index, end, stored = lanes.rank, lanes.number, code.both(lanes.saves, is_stored)
-        if field.tiled:  # the first of its columns: the other one has another condition
+        if field.tiled:  # only at the field's first column; the second one has another condition
             index = code.make("b32", "selp.b32", _bit_of_lane(code), index, field.tiled)
             end = code.make("b32", "selp.b32", STEPS, end, field.tiled)
             stored = code.both(stored, Condition(_is_needed(code, field.tiled)))
@@ -476,12 +484,14 @@ def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there:
 
 
 def _bit_of_lane(code: Emitter) -> str:
-    """Return the position of the lowest bit that is 1 in this lane's number."""
+    """Return the position of the lowest bit that's set in this lane's number."""
     return code.once("b32", "popc.b32", code.once("b32", "sub.u32", _split(code)[0], 1))
 
 
 def _is_needed(code: Emitter, tiled: str) -> str:
-    """Return whether this lane stores its distance. In a tile, only lanes whose number has a single bit do."""
+    """Return the predicate that this lane stores its distance. In a tile, only lanes do whose number has a single bit
+    set.
+    """
     low, rest = _split(code)
     several = code.make("pred", "setp.ne.u32", rest, 0)
     spared = code.make("pred", "setp.eq.or.u32", low, 0, several)

@@ -1,13 +1,13 @@
-"""Lower SAVE to PTX: choose the saving lane, find the record's slot, and stay within the buffer.
+"""Write the code for SAVE: choose the lane that saves, find the slot for the record, and stay within the buffer.
 
-All branches are uniform: lanes that don't save run the same instructions with a false predicate. So a SAVE can go
+All branches are uniform: lanes that don't save execute the same instructions with a false predicate. So a SAVE can be
 anywhere, even between instructions that all lanes of a warp must reach together.
 
-gpt-stream(5) describes the buffers: a count and slots per unit, or a log with rooms (rooms.py). The count keeps growing
-when the slots are full, so it shows how many records were dropped; if records replace each other, it's 1. If the lowest
-bit of an array's address is set, a full array wraps around to its first slot and so keeps the last records. A log may
-be larger than its map says; the lowest bits of its address hold the factor, which lets the launcher size the log from
-what earlier launches needed.
+gpt-stream(5) describes the buffers: each unit has a count and slots, or there's a log with rooms (rooms.py). The count
+keeps growing when the slots are full, so it shows how many records were dropped; if records replace each other, it's 1.
+If the lowest bit of an array's address is set, a full array starts again at its first slot, and so keeps the last
+records. A log may be larger than its map says. The lowest bits of its address hold the factor, so that the launcher can
+choose its size from what earlier launches needed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def save(
     constant: list[bool],
     room: Room | None,
 ) -> None:
-    """Save a record's values if the condition holds. Values are registers; `widths` are the sizes of their fields in
-    bytes, and `constant` says which values are the same in all threads.
+    """Save the values of a record if the condition holds. Values are registers; `widths` are the sizes of their fields
+    in bytes, and `constant` says which values are the same in all threads.
 
     `base` returns the register with the address of the map's buffer. A value for a total may be narrower than its
-    field, or empty if nothing is added. With `overwrite`, the record replaces the existing one. `label` makes a label.
-    A log has a `room`.
+    field, or empty if nothing is added. With `overwrite`, the record replaces the previous one. `label` makes labels.
+    If the map is a log, `room` is the lane's room in it.
     """
     map_ = placed.map
     if placed.type == "histogram":
@@ -70,11 +70,11 @@ def save(
         code.put(f"red.global.add.u64 [{address}], {code.one()}", leader)
     if placed.counted:
         return
-    if overwrite:  # the stores are faster than an atomic, which would only keep a count of 1
+    if overwrite:  # faster than an atomic, which would only keep the count at 1
         count = None if placed.may_fill else code.make("b64", "mov.u64", 1)
         store_record(code, placed, address, 8, placed.unit_size, values, leader, count)
         return
-    if map_.level == "thread":  # no other lane counts here
+    if map_.level == "thread":  # no other lane uses this counter
         number = code.make("b64", "ld.global.u64", f"[{address}]")
         code.put(f"st.global.u64 [{address}], {code.make('b64', 'add.u64', number, 1)}", leader)
     else:
@@ -90,9 +90,9 @@ def save(
 
 
 def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
-    """Compute the addresses of the elements of this thread, warp or block, for each map to which one lane saves for
-    others, and for totals of the same level. Return the registers by the map's parameter. An element's number fits in
-    32 bits, since a larger buffer would have 64 GB, or half of that if records are only counted.
+    """Compute the addresses of this thread's, warp's or block's elements in maps to which one lane saves for others,
+    and in totals of the same level. Return the registers by the maps' parameters. The number of an element fits in 32
+    bits, because a larger buffer would have 64 GB, or half of that if records are only counted.
     """
     maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas truncates more
     levels = {placed.map.level for placed in maps if placed.map.leader != "all"}
@@ -105,7 +105,9 @@ def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[Pla
 
 
 def _claim(code: Emitter, address: str, count: int | str, condition: Condition | None) -> str:
-    """Add `count` to a counter and return its old value. The register is always written, so it isn't live before."""
+    """Add `count` to a counter, and return its previous value. The register is always written, so that it isn't live
+    before.
+    """
     number = code.make("b64", "mov.u64", 0)
     code.put(f"atom.global.add.u64 {number}, [{address}], {count}", condition)
     return number

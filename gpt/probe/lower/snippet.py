@@ -1,11 +1,12 @@
 """Lower a snippet at a site to PTX: replace helpers with operands and SAVE with stores, and rename registers and
 labels.
 
-If the site's instruction has a guard, the snippet's instructions with lasting effects are guarded too, on top of their
-own guards. Local computations run unguarded: a register written under a guard would be live from the kernel's entry on.
+If the instruction at the site has a guard, instructions of the snippet with lasting effects get the same guard, in
+addition to their own. Local computations run without a guard, because a register that's written under a guard would be
+live from the kernel's entry on.
 
-A block or warp that a `sample` leaves out jumps over the whole snippet. That's one uniform branch: all threads of a
-warp agree on it, even when blocks are sampled, so lanes that reach the snippet together leave it together.
+A block or warp that `sample` leaves out jumps over the whole snippet. That's one uniform branch: all threads of a warp
+take it or none do, even if blocks are sampled, so lanes that reach the snippet together also leave it together.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
 CLOCKS = {"CLOCK", "%clock", "%clock_hi", "%clock64"}
-END = ""  # the label after a snippet; a probe's own labels are never empty
+END = ""  # the label after a snippet; labels of probes are never empty
 _WORD = re.compile(r"\W", re.ASCII)
 
 
 class Lowering:
-    """One snippet at one site. `run` returns the lines to put before the instruction, and the snippet's own lines.
+    """Lowers one snippet at one site. `run` returns the lines to put before the instruction, and the lines of the
+    snippet.
 
-    `sampled` is the condition under which a probe with a `sample` runs at all; it's the same in all lanes of a warp.
-    `base` returns the register with the address of a map's buffer. `used` collects the file's registers that the
-    snippet uses, `shared` the registers that outlive it. A line is its text and its line number in the probe file.
+    `sampled` is the condition under which a probe with a `sample` runs; it's the same in all lanes of a warp. `base`
+    returns the register with the address of a map's buffer. `used` collects the registers of the file that the snippet
+    uses, and `shared` the registers that outlive it. A line consists of its text and its line number in the probe file.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Lowering:
     # Operands
 
     def _operand(self, operand: tree.Operand, wanted: str | None, plain: bool) -> str:
-        """Lower an operand of a snippet's instruction. `plain` operands (of mov) may be special registers."""
+        """Lower an operand of an instruction in a snippet. If it's `plain`, as in mov, it may be a special register."""
         match operand:
             case tree.Name("PRED", ()):
                 return self.code.positive(self.read.guard())
@@ -177,7 +179,9 @@ class Lowering:
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
     def _find_leaders(self, snippet: Snippet) -> None:
-        """Choose the saving lane before a kernel's exit reads its clocks, where other instructions hide the latency."""
+        """Choose the saving lane before the exit of a kernel reads its clocks: there, other instructions hide the
+        latency.
+        """
         for node in (line.node for line in snippet.lines if isinstance(line.node, Save)):
             placed = self.maps.get(node.map)
             if placed and not node.guard and placed.type == "array" and placed.map.level != "thread":
@@ -216,7 +220,7 @@ class Lowering:
             [field.size for field in fields[: node.first]] + [SIZES[type_] for type_ in types],
             condition,
             overwrite=self.use.replaces and placed.map.capacity == 1,
-            label=lambda: self._label(f"{len(self.labels)} "),  # the space keeps it apart from a probe's own labels
+            label=lambda: self._label(f"{len(self.labels)} "),  # with the space, it differs from any label of a probe
             constant=constant,
             room=Room(*map(self._register, room_names(node.map))) if is_log else None,
         )
@@ -227,14 +231,14 @@ class Lowering:
         return not self.values.get(name, "%").startswith("%") if name else isinstance(value, tree.Number)
 
     def _added(self, value: tree.Operand, type_: str) -> str:
-        """Return the type of a value added to a field: a 32-bit register may be added to a 64-bit field."""
+        """Return the type in which a value is added to a field: a 32-bit register may be added to a 64-bit field."""
         if not isinstance(value, tree.Name) or value.name in COUNTS:
             return type_
         given = type_of_name(value, self.names.types)
         return given if given == "u32" and type_ == "u64" else type_
 
     def _part(self, part: str, value: str, condition: Condition | None, ends_here: bool) -> None:
-        """Keep a value for the SAVE that completes the record, in this snippet or another."""
+        """Store a value in a register until a SAVE, in this snippet or another one, completes the record."""
         type_ = self.names.types[part]
         if ends_here:
             self.parts[part] = self.code.make(type_, f"mov.{type_}", value)
@@ -242,7 +246,7 @@ class Lowering:
             self.code.put(f"mov.{type_} {self._register(part)}, {value}", condition)
 
     def _value(self, value: tree.Operand, type_: str) -> str:
-        """Return a register with the value for a field of this type; load constants into one."""
+        """Return a register that holds a value for a field of this type. Constants are loaded into a new register."""
         text = self._operand(value, type_, False)
         if text.startswith("%"):
             return text

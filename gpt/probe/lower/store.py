@@ -9,7 +9,7 @@ from gpt.probe.plan.maps import PlacedMap
 
 
 class Stored(NamedTuple):
-    """A field to store: its offset from an address, its size in bytes, and the register with its value."""
+    """A field to store: its offset from an address, its size in bytes, and the register that holds its value."""
 
     at: int
     size: int
@@ -26,10 +26,10 @@ def store_record(
     condition: Condition | None,
     count: str | None = None,
 ) -> None:
-    """Store a record's values, and `count` if there is one.
+    """Store the values of a record, and `count` if it's given.
 
-    The count goes to the address, which is a multiple of `apart` bytes from the buffer's start, the values `offset`
-    bytes after it.
+    The count is stored at the address, which is a multiple of `apart` bytes from the start of the buffer, and the
+    values `offset` bytes after it.
     """
     fields = [Stored(0, 8, count)] if count else []
     fields += [
@@ -41,8 +41,8 @@ def store_record(
 def store(
     code: Emitter, fields: list[Stored], address: str, apart: int, condition: Condition | None, cached: str = ""
 ) -> None:
-    """Store fields, sorted by offset, at an address that's a multiple of `apart` bytes from the buffer's start.
-    `cached` is a modifier for the cache.
+    """Store fields, sorted by offset. The address is a multiple of `apart` bytes from the start of the buffer. `cached`
+    is a modifier that says how to cache them.
     """
     while fields:
         sizes = [size for size in (16, 8) if apart % size == fields[0].at % size == 0]
@@ -52,7 +52,9 @@ def store(
 
 
 def _filling(fields: list[Stored], size: int) -> list[Stored]:
-    """Return the leading 4- and 8-byte fields if two or more of them fill `size` bytes exactly, or else nothing."""
+    """If two or more of the first 4- and 8-byte fields fill `size` bytes exactly, return these; otherwise return
+    nothing.
+    """
     for count in range(2, size // 4 + 1):
         some = fields[:count]
         sizes = [field.size for field in some]
@@ -68,7 +70,7 @@ def _store_together(
     for field in fields:
         if field.size > size:
             values += code.halves(field.value)
-        elif len(fields) > 1:  # a vector can't mix floats and integers
+        elif len(fields) > 1:  # a vector can't contain both floats and integers
             values.append(code.make(f"b{size * 8}", f"mov.b{size * 8}", field.value))
         else:
             values.append(field.value)

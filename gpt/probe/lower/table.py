@@ -1,14 +1,17 @@
-"""Lower SAVE to a table: each lane finds the slot of its key, or claims a free one, and adds its values with atomics.
+"""Write the code for a SAVE to a table: each lane finds the slot of its key, or claims a free one, and adds its values
+with atomics.
 
-The table is replicated, and a copy chosen by SM number, so that SMs rarely contend. Readers merge the copies.
+The table has several copies, and the number of an SM selects its copy, so that SMs rarely contend. Readers
+merge the copies.
 
-A slot holds each 32 bits of its key in a 64-bit word whose upper half is 1. A word of zeros is free, and one atomic
-claims it for any key. Lanes claim the words of a slot in order. A lane that finds another key in a word goes on to the
-next slot. A claimed word never changes, so all lanes with the same key pass the same slots and end in the same one. If
-two keys have equal first words, the first lane to claim the second word gets the slot.
+A slot stores each 32 bits of its key in a 64-bit word, with 1 in the upper half. A word that's zero is free, and a
+single atomic claims it for any key. Lanes claim the words of a slot in order. If a lane finds another key in a word, it
+continues with the next slot. A word never changes once it has been claimed, so all lanes with the same key visit the
+same slots and end up in the same one. If two keys begin with the same word, the slot goes to the first lane that claims
+the second word.
 
-A key tries every slot before it's given up, so none is dropped while there are no more keys than slots. The lanes of a
-warp go through the loop together, with uniform branches, so they also leave it together.
+A key is given up only after every slot has been tried, so none is dropped unless there are more keys than slots. All
+branches are uniform, so the lanes of a warp leave the loop together.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ def add_to_slot(
     condition: Condition | None,
     label: str,
 ) -> None:
-    """Add values to the slot of their key if the condition holds. A value may be narrower than its field. `label` is
-    unique.
+    """Add values to the slot of their key if the condition holds. A value may be narrower than its field. `label` must
+    be unique.
     """
     copy = code.once("b32", "and.b32", code.special("%smid"), (placed.copies or 1) - 1)
     unit = code.make("b64", "mad.wide.u32", copy, placed.unit_size, base)
@@ -75,14 +78,14 @@ def add_to_slot(
 
 
 def _halves(code: Emitter, value: str, width: int, size: int) -> list[str]:
-    """Return the 32-bit parts of a key's field, lower half first."""
+    """Return the 32-bit words of a field in the key, lower half first."""
     if width == 8:
         return code.halves(value)
     return [value, code.once("b32", "mov.b32", 0)] if size == 8 else [value]
 
 
 def _hash(code: Emitter, parts: list[str]) -> str:
-    """Hash the parts of a key to 32 bits; the upper bits depend on the whole key."""
+    """Hash the words of a key to 32 bits. The upper bits of the result depend on the whole key."""
     mixed = ""
     for part, factor in zip(parts, FACTORS, strict=False):
         value = code.make("b32", "xor.b32", part, code.make("b32", "shr.u32", mixed, 15)) if mixed else part

@@ -1,9 +1,10 @@
-"""Lower SAVE to a total: combine each lane's values with its unit's by sum, minimum, maximum, or by keeping the last.
+"""Write the code for a SAVE to a total: combine the values of each lane with the values of its unit, by sum, minimum or
+maximum, or keep the last ones.
 
 If the target has redux, one lane reduces the values of all lanes that save together. If these are all threads of the
-unit, and none of them saves again, nobody else writes to the unit, and that lane stores the record without an atomic.
-In all other cases atomics are used. Buffers start as zeros, so a minimum or maximum is encoded such that every value is
-above 0: some of its bits are inverted, and the greatest unsigned number is the one to keep.
+unit, and none of them saves again, nobody else writes to the unit, so that lane stores the record without an atomic. In
+all other cases, atomics are used. Buffers are filled with zeros at first, so a minimum or maximum is encoded such that
+all values are above 0: some bits are inverted, and then the largest unsigned number is the one to keep.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ WARP = 32  # threads
 
 
 class _Value(NamedTuple):
-    """A value for a field, in a register of the field's size."""
+    """A value for a field, in a register with the size of the field."""
 
     field: Field
     register: str
 
 
 def find_flipped(field: Field) -> int:
-    """Return the bits that a total inverts in a minimum or maximum; 0 for other operations."""
+    """Return the bits that are inverted in a minimum or maximum, and 0 for other operations."""
     if field.op not in ("min", "max"):
         return 0
     every = (1 << 8 * field.size) - 1
@@ -38,7 +39,9 @@ def find_flipped(field: Field) -> int:
 def take_in(
     code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Combine the values of the lanes for which the condition holds. One may be narrower than its field, or empty."""
+    """Combine the values of all lanes in which the condition holds. A value may be narrower than its field, or
+    empty.
+    """
     map_ = placed.map
     given = () if placed.counted else zip(map_.fields, values, widths, strict=True)
     places = {field.name: field for field in placed.fields}
@@ -67,7 +70,7 @@ def take_in(
 
 
 def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
-    """Widen values to the sizes of their fields."""
+    """Widen each value to the size of its field."""
     return [
         _Value(field, code.make("b64", "cvt.u64.u32", value) if width < field.size else value)
         for field, value, width in rows
@@ -75,7 +78,7 @@ def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
 
 
 def _spread(code: Emitter, group: str, values: list[_Value]) -> list[_Value]:
-    """Keep ptxas from summing these values over the lanes when only one lane adds."""
+    """Keep ptxas from adding up these values over the lanes, if only one lane adds them."""
     return [
         value._replace(register=code.spread(value.register, group)) if _is_added(value.field) else value
         for value in values
@@ -87,7 +90,7 @@ def _is_added(field: Field) -> bool:
 
 
 def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field, str, int]:
-    """Encode a value so that the greatest unsigned number is the one to keep; return it with its size in bytes."""
+    """Encode a value such that the largest unsigned number is the one to keep. Return it with its size in bytes."""
     flipped = find_flipped(field)
     if not flipped:
         return field, value, width
@@ -97,13 +100,11 @@ def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field,
 
 
 def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Condition | None:
-    """Return the condition that lanes outside this group also save to the unit; where it isn't known, assume it
-    holds.
-    """
+    """Return the condition that lanes outside of this group save to the same unit. If that isn't known, assume it."""
     level = placed.map.level
     if not placed.once:
         return Condition("")
-    if level == "warp":  # a warp with fewer threads can't be recognized
+    if level == "warp":  # there's no way to tell that a warp has fewer threads
         return Condition(code.once("pred", "setp.ne.u32", group, "-1"))
     threads = code.threads()
     if isinstance(threads, int) and threads > WARP:
@@ -120,11 +121,11 @@ def _merge(
     condition: Condition | None,
     others: Condition | None,
 ) -> None:
-    """Write values to a unit if the condition holds: with atomics if others write to the unit too, otherwise with
-    stores. `others` is the condition that they do; a Condition without a register means always, None means never.
+    """Write values to a unit if the condition holds: with atomics if others write to it as well, otherwise with stores.
+    `others` is the condition that they do. A Condition without a register stands for always, and None for never.
     """
     stored = None
-    if placed.keeps:  # a repeated launch finds a record from earlier runs
+    if placed.keeps:  # with a repeated launch, the buffer has a record from earlier runs
         bit = code.once("b64", "and.b64", address, 1)
         address = code.once("b64", "sub.u64", address, bit)
         if others is None or others.register:
@@ -148,13 +149,13 @@ def _merge(
 
 
 def combine(code: Emitter, field: Field, place: str, register: str, condition: Condition | None) -> None:
-    """Combine a value with what others saved, with an atomic: a sum, or the greatest unsigned number."""
+    """Combine a value with what others saved, using an atomic: add it, or keep the larger unsigned number."""
     type_ = field.type if field.type[0] == "f" else f"u{field.size * 8}"
     code.put(f"red.global.{'add' if field.op == 'sum' else 'max'}.{type_} {place}, {register}", condition)
 
 
 def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, saves: Condition | None) -> str:
-    """Combine the lanes' values into a register of the field's size, and return it."""
+    """Combine the values of the lanes in a new register with the size of the field, and return it."""
     if field.op == "last":
         return widened(code, [(field, value, width)])[0].register
     if field.op == "max" and width < field.size:
@@ -174,7 +175,9 @@ def _reduce(code: Emitter, here: str, field: Field, value: str, width: int, save
 
 
 def _sum(code: Emitter, here: str, value: str, width: int, size: int) -> str:
-    """Return the sum of the lanes' values. 32 numbers of 27 bits sum to 32 bits; larger ones are summed in parts."""
+    """Return the sum of the lanes' values. The sum of 32 numbers with 27 bits fits in 32 bits; larger numbers are added
+    in parts.
+    """
     kind = f"b{width * 8}"
     if size == 4:
         return code.make("b32", "redux.sync.add.u32", value, here)

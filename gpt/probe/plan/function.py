@@ -1,8 +1,8 @@
-"""A function of the program: where positions are in it, and which snippets are placed there.
+"""A function of the program: where its positions are, and which snippets are placed there.
 
-A back end derives its own Function. A statement can be of any class; it has a `kind` (`instruction`, `label` or
-something else), a `head`, and a `guard`, empty if it has none. An instruction's head is the opcode of its face with
-modifiers, such as `ld.global.v4.u32`; a label's head is its name.
+A back end derives its own Function. Statements can be of any class. Each has a `kind` (`instruction`, `label` or
+something else), a `head`, and a `guard`, which is empty if there's none. The head of an instruction is the opcode of
+its face with modifiers, such as `ld.global.v4.u32`. The head of a label is its name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LEAVES = {"ret", "exit", "trap", "bra", "brx"}  # without a guard, control doesn
 
 
 class Site(NamedTuple):
-    """A place in a function that a position matches.
+    """A place in a function that matches a position.
 
-    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, if control
-    runs off the end), instruction, label or line. `first` to `last` are the numbers of the statements that the site
-    spans; an entry has first 0, an end the number of statements. A probe's `before` goes before first and its `after`
-    after last, with three exceptions: at an exit, both go before it; at an entry, both go before the first statement;
-    at a label, both go after it.
+    `kind` is entry (before the first statement), exit (a `ret` or `exit`), end (after the last statement, if execution
+    runs off the end), instruction, label or line. The site spans the statements from `first` to `last`; for an entry,
+    first is 0, and for an end, it's the number of statements. A probe's `before` is inserted before first and its
+    `after` after last, with three exceptions: at an exit, both are inserted before it; at an entry, before the first
+    statement; at a label, after it.
     """
 
     position: Position
@@ -37,16 +37,18 @@ class Site(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A probe and one of its positions, named as in messages and records."""
+    """A probe and one of its positions, as they're named in messages and records."""
 
     probe: str
     position: str
 
 
 class Place(NamedTuple):
-    """A place for code. `kind` is entry; before or after the statement with this `number`; label (after the label); or,
-    before a statement that leaves the function, exit for the code of a `kernel` position and leave for other code. At
-    the end of a function, `number` is the number of statements.
+    """A place for code. `kind` is entry, before, after, label, exit or leave.
+
+    Before and after refer to the statement with this `number`; label means after the label. Exit and leave both mean
+    before a statement that leaves the function: exit for the code of a `kernel` position, leave for other code. At the
+    end of a function, `number` is the number of statements.
     """
 
     kind: str
@@ -54,9 +56,9 @@ class Place(NamedTuple):
 
 
 class PlacedSnippet(NamedTuple):
-    """A snippet at a place, not lowered yet. `file` is its file's number.
+    """A snippet at a place, which hasn't been lowered yet. `file` is the number of its file.
 
-    If there's an instruction, `face` is its face, and `values` fill the slots.
+    If the place is an instruction, `face` is its face, and `values` are the contents of the slots.
     """
 
     file: int
@@ -80,40 +82,42 @@ class PlacedSnippet(NamedTuple):
 
     @property
     def inverts_guard(self) -> bool:
-        """True if the code runs where the instruction's guard doesn't hold: after a jump, only threads that didn't jump
-        are left. A snippet at the exit of a kernel or function runs before the instruction and keeps the guard.
+        """True if the snippet runs where the guard of the instruction is false: after a jump, because only the threads
+        that didn't jump get there. A snippet at an exit runs before the instruction, so its guard isn't inverted.
         """
         is_jump = self.face is not None and self.face.instruction.opcode in LEAVES
         return self.when == "after" and self.site.kind == "instruction" and is_jump
 
     @property
     def replaces(self) -> bool:
-        """True if it saves a record that replaces the previous one in a map of capacity 1."""
+        """True if it saves a record that replaces the previous one, in a map with a capacity of 1."""
         return self.site.position.kind == "kernel"
 
 
 class Block(NamedTuple):
-    """Snippets that share a place and its face."""
+    """Snippets at the same place, with the same face."""
 
     place: Place
     uses: list[PlacedSnippet]
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A key for the block's code: blocks of a function with equal keys differ only in the values of their slots."""
+        """A key for the code of the block. If two blocks of a function have the same key, they differ only in what's in
+        the slots.
+        """
         return (self.uses[0].face, *[(id(use.snippet), use.site.position.kind) for use in self.uses])
 
 
 class Function(ABC):
-    """A function with its statements; `is_kernel` says that it's the kernel, not a function that the kernel calls.
+    """A function and its statements. `is_kernel` is True for the kernel itself, and False for a function that it calls.
 
-    `uses` are the snippets that the plan places in it.
+    `uses` are the snippets that the plan has placed in it.
     """
 
     def __init__(
         self, name: str, is_kernel: bool, statements: Sequence[Any], seen: Iterable[int] | None = None
     ) -> None:
-        """Take the statements; only those numbered in `seen`, by default all, can be found."""
+        """Store the statements. Only statements whose numbers are in `seen` can be found; by default, all can."""
         self.name, self.is_kernel, self.statements = name, is_kernel, statements
         self.uses: list[PlacedSnippet] = []
         heads: defaultdict[str, list[int]] = defaultdict(list)
@@ -127,16 +131,16 @@ class Function(ABC):
 
     @abstractmethod
     def find_face(self, number: int) -> tuple[Face, list[str]]:
-        """Return the face of an instruction, and what its slots hold. Raises MalformedError."""
+        """Return the face of an instruction, and the contents of its slots. Raises MalformedError."""
 
     def iter_lines(self, path: str, line: int) -> Iterable[tuple[int, int]]:
-        """Yield the runs of instructions compiled from a source line, each as its first and last statement. The file's
-        path is a glob.
+        """Yield the runs of instructions that were compiled from a source line, as first and last statement. `path` is
+        a glob.
         """
         return ()
 
     def blocks(self) -> list[Block]:
-        """Return the placed snippets grouped by place, in the order in which they were placed."""
+        """Return the snippets that were placed, grouped by place, in the order in which they were placed."""
         found: dict[tuple[Place, Face | None], Block] = {}
         for use in self.uses:
             place = use.place
@@ -160,10 +164,10 @@ class Function(ABC):
         return sorted(number for numbers in found for number in numbers)
 
     def find_sites(self, positions: Iterable[Position]) -> list[Site]:
-        """Return the sites of the positions, in the order of the positions.
+        """Return the sites of these positions, in the same order.
 
-        `kernel` has sites in the kernel (its entry and exits) and in other functions (each `exit`, which ends the
-        kernel).
+        `kernel` has sites in the kernel (its entry and its exits) and in other functions (every `exit`, since it ends
+        the kernel).
         """
         return [site for position in positions for site in self._sites(position)]
 
@@ -189,7 +193,7 @@ class Function(ABC):
         return ()
 
     def _ends(self, position: Position) -> Iterable[Site]:
-        """Yield the sites at the start and the ends of the function."""
+        """Yield the sites at the start of the function and at its ends."""
         yield Site(position, "entry", 0, 0)
         for number in self.numbers("ret", "exit"):
             yield Site(position, "exit", number, number)
@@ -197,12 +201,14 @@ class Function(ABC):
             yield Site(position, "end", len(self.statements), len(self.statements))
 
     def falls_through(self, number: int) -> bool:
-        """Return whether control can reach the statement after an instruction."""
+        """Return whether the statement after an instruction can be executed next."""
         statement = self.statements[number]
         return bool(statement.guard) or statement.head.partition(".")[0] not in LEAVES
 
     def _falls_off(self) -> bool:
-        """Return whether control can run off the end: the last instruction isn't a jump, or a label follows it."""
+        """Return whether execution can run off the end of the function: if the last instruction isn't a jump, or if a
+        label follows it.
+        """
         for number in range(len(self.statements) - 1, -1, -1):
             if self.statements[number].kind == "instruction":
                 return self.falls_through(number)

@@ -7,7 +7,9 @@ from gpt.stream.reasons import Reason
 
 
 class LeftAlone(GptError):
-    """A kernel that can't be probed. `code` is a reason's (gpt/stream/reasons.py); `detail` doesn't repeat its text."""
+    """Raised for a kernel that can't be probed. `code` stands for a reason (gpt/stream/reasons.py); `detail` adds to
+    its text.
+    """
 
     def __init__(self, code: str, detail: str, where: str) -> None:
         self.reason = Reason(code, detail)

@@ -1,4 +1,6 @@
-"""The maps of a kernel: where each buffer is, and how it's laid out. gpt-stream(5), PROBE BUFFERS."""
+"""The maps of a kernel: where each buffer is, and how its contents are laid out. gpt-stream(5), PROBE BUFFERS, has the
+formats.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
 from gpt.stream.rooms import HEAD, SECTOR, RecordLayout, lay_out
 
-COPIES = 64  # copies of a histogram or table, a power of two; with more SMs, several share a copy
+COPIES = 64  # copies of a histogram or table: a power of two. If there are more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
-KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letters of types in model.SIZES -> in records
+KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letter of a type in model.SIZES -> first letter in records
 
 
 class Room(NamedTuple):
-    """A histogram's place in shared memory, if a launch has room for it: at an `offset` in the last `size` bytes of the
-    dynamic shared memory, which begins at `symbol`.
+    """The place of a histogram in shared memory, if a launch has room for it: at this `offset` in the last `size` bytes
+    of the dynamic shared memory, which begins at `symbol`.
     """
 
     symbol: str
@@ -26,16 +28,18 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlacedMap:
-    """A map of a kernel; the parameter `param` has its buffer's address. With `counted`, records are only counted."""
+    """A map of a kernel. The parameter `param` contains the address of its buffer. If `counted`, records are only
+    counted.
+    """
 
     map: Map
     param: str
     counted: bool = False
     callback: str | None = None
-    may_fill: bool = False  # the array may be full when a record is saved
-    once: bool = False  # no thread saves twice
-    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds nothing but zeros
-    room: Room | None = None  # for a histogram; a launch may still lack one
+    may_fill: bool = False  # True if the array may be full when a record is saved
+    once: bool = False  # True if no thread saves twice
+    idle: frozenset[str] = frozenset()  # fields of a total to which this kernel adds only zeros
+    room: Room | None = None  # for a histogram; some launches may not have the room
     stored: tuple[str, ...] = ()  # how a log stores each field (gpt/stream/rooms.py)
 
     @property
@@ -50,7 +54,7 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value of `keeps` in a `map` record: the records that a buffer keeps if its address has low bits set."""
+        """The value of `keeps` in a `map` record: which records a buffer keeps if low bits of its address are set."""
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":
@@ -59,7 +63,7 @@ class PlacedMap:
 
     @property
     def wanted(self) -> int:
-        """The capacity that the map asks for, even if records are only counted; for a log, in sectors."""
+        """The capacity that the map asks for, even if records are only counted. For a log, it's in sectors."""
         if self.map.capacity is None:
             return max(0, ((self.map.budget or BUDGET) - HEAD) // SECTOR)
         return self.map.capacity
@@ -81,7 +85,7 @@ class PlacedMap:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of a record; a total without a count leaves the idle ones out."""
+        """The fields of a record. If a total has no count, this excludes the idle ones."""
         if not self.idle or self.map.counts:
             return self.map.fields
         kept = [(field.name, field.type) for field in self.map.fields if field.name not in self.idle]
@@ -97,17 +101,17 @@ class PlacedMap:
 
     @property
     def head(self) -> int:
-        """The bytes before a unit's slots: its count, if it has one."""
+        """The bytes before the slots of a unit, which are its count if it has one."""
         return 8 if self.map.counts else 0
 
     @property
     def unit_size(self) -> int:
-        """The size of a unit in bytes: its count and its slots."""
+        """The size of a unit in bytes, which consists of its count and its slots."""
         return 8 if self.counted else self.head + self.capacity * self.stride
 
 
 def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
-    """Make the record of a woven kernel's map."""
+    """Return the record that describes the map of a woven kernel."""
     scale = placed.map.scale if placed.map.scale and placed.map.scale.step else None
     return records.make(
         "map",

@@ -1,8 +1,8 @@
-"""A kernel's plan: which snippets go where, which maps they need, and how many sites each probe got.
+"""The plan for a kernel: which snippets are inserted where, which maps they need, and how many sites each probe has.
 
-A back end creates the plan for the kernel's functions, and passes its lowering to `settle`. Sometimes only lowering
-shows that an instruction lacks something that a snippet needs. The back end reports that with `note`, the plan drops
-the probe at that place, and the rest is lowered again.
+A back end creates the plan for the functions of a kernel, and passes the function that lowers snippets to `settle`.
+Sometimes it turns out only during lowering that an instruction lacks something that a snippet needs. The back end
+reports that with `note`; the plan drops the probe at this place, and the rest is lowered again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ T = TypeVar("T")
 
 
 class Plan:
-    """The probes of `files` in a kernel's functions. With `count`, records are only counted. The names of the
-    parameters for maps begin with `prefix`. `maps` has each file's maps by name; `misfits` are the warnings to print.
+    """The probes of `files` in the functions of a kernel.
+
+    If `count` is set, records are only counted. The names of the parameters for maps begin with `prefix`. `maps` has
+    the maps of each file, by name. `misfits` are the warnings to print.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Plan:
         self._counts: dict[Key, list[int]] = {}
         self._woven: set[int] = set()  # ids of sites
         self._unfit: set[int] = set()  # ids of uses
-        self._is_mute = False  # all probes were dropped because none could save
+        self._is_mute = False  # True if all probes were dropped because none could save
         self._snippets: list[tuple[int, Snippet]] = []  # each once, with the number of its file
         for function in functions:
             self._place_all(function)
@@ -72,23 +74,25 @@ class Plan:
 
     @property
     def matched(self) -> list[Matched]:
-        """The positions that matched, each with the number of places woven."""
+        """The positions that matched, with the number of places where the probe was woven in."""
         return [Matched(*key, *counts) for key, counts in self._counts.items()]
 
     @property
     def used_maps(self) -> list[PlacedMap]:
-        """The maps that snippets save to; each needs a parameter."""
+        """The maps that snippets save to. Each of them needs a parameter."""
         saved = {(number, save.map) for number, snippet in self._snippets for save in snippet.saves}
         return [
             placed for number, maps in enumerate(self.maps) for name, placed in maps.items() if (number, name) in saved
         ]
 
     def find_zeros(self, number: int) -> set[str]:
-        """Return the registers of a file that are always 0: no matching snippet writes anything else to them."""
+        """Return the registers of a file that are always 0, because no matching snippet writes anything else to
+        them.
+        """
         return find_zeros(self.files[number], (snippet for file, snippet in self._snippets if file == number))
 
     def check_age(self, version: tuple[int, int], target: int) -> None:
-        """Raise LeftAlone if this PTX version or target (90 for sm_90) is too old for the probes."""
+        """Raise LeftAlone if the probes need a newer PTX version or target than these (90 stands for sm_90)."""
         for number, snippet in self._snippets:
             if lack := find_lack(snippet, version, target):
                 raise LeftAlone("old_ptx", f"{self.files[number].path}:{lack[0]}: {lack[1]}", self.kernel)
@@ -123,7 +127,7 @@ class Plan:
                 snippets = probe.snippets
                 keys: dict[Position, Key] = {}
                 seen: set[tuple[str, int, int]] = set()
-                # If another position matches the same site, the probe saves something even at a kernel's exit
+                # If another position matches the same site, the probe saves something even at an exit of the kernel.
                 for site in function.find_sites(sorted(probe.positions, key=lambda one: one.kind == "kernel")):
                     if site[1:] in seen:
                         continue
@@ -165,7 +169,7 @@ class Plan:
     # Results of lowering
 
     def settle(self, lower: Callable[[], T]) -> T:
-        """Call `lower` until everything fits, and return its last result. Raises LeftAlone if nothing is woven."""
+        """Call `lower` until everything fits, and return its last result. Raises LeftAlone if no probe remains."""
         if any(self.uses):
             found = lower()
             while self._drop_unfit():
@@ -176,7 +180,9 @@ class Plan:
         raise LeftAlone("no_save" if self._is_mute else "no_place", detail, self.kernel)
 
     def note(self, use: PlacedSnippet, misfit: str | None) -> None:
-        """Record that a snippet was lowered, or why it can't run at its instruction, with the face's slots."""
+        """Record whether a snippet was lowered; if it can't run at its instruction, `misfit` says why, using the slots
+        of the face.
+        """
         if misfit is not None:
             self._tell(use.key, f"an instruction {Template(misfit).fill(use.values)}")
             self._unfit.add(id(use))
@@ -185,8 +191,8 @@ class Plan:
             self._counts[use.key][1] += 1
 
     def _drop_unfit(self) -> bool:
-        """Drop probes from sites where lowering failed. Return True if the rest has to be lowered again, because a site
-        lost its other snippet or a probe has become pointless.
+        """Drop probes from the sites where lowering failed. Return True if everything has to be lowered again, because
+        a site lost its other snippet, or because a probe has become pointless.
         """
         if not self._unfit:
             return False
@@ -205,8 +211,8 @@ class Plan:
     def _drop_idle(self) -> bool:
         """Drop pointless probes, and return whether there were any.
 
-        A group of probes that share registers is pointless if only their `kernel` positions matched, because these
-        could only report that nothing happened, or if no matching probe saves.
+        Consider the probes that share registers. They're pointless if only their `kernel` positions matched, because
+        these could only report that nothing happened, and also if no matching probe among them saves.
         """
         placed = {(use.file, use.probe.name) for use in self.uses}
         matched = {(use.file, use.probe.name) for use in self.uses if use.site.position.kind != "kernel"}

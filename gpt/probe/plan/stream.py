@@ -1,4 +1,6 @@
-"""Weave the modules of a stream: emit one module per kernel with probes, and one with all other kernels."""
+"""Weave probes into the modules of a stream. For each kernel with probes, a module is written, and one more for all
+other kernels.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,19 @@ Records = Iterator[dict[str, Any]]
 
 
 def _with(record: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """Return a record with some values replaced: known keys in canonical order, then unknown ones."""
+    """Return a record with some values replaced. Keys that we know come first, in canonical order, then unknown
+    ones.
+    """
     declared = records.KINDS[record["kind"]]
     made = records.make(record["kind"], **{key: record[key] for key in declared if key in record} | values)
     return made | {key: value for key, value in record.items() if key not in declared}
 
 
 class Weaving(ABC, Generic[M]):
-    """One run, which replaces each module's record by one for each of its kernels. `kind` is the type of these records,
-    which have the keys id, module, kernels, data and original; M is what a back end reads from their data.
+    """Processes one stream: it replaces the record of each module by one record for each of its kernels.
+
+    `kind` is the type of these records, which have the keys id, module, kernels, data and original. M is what a back
+    end reads from their data.
     """
 
     kind: str
@@ -49,16 +55,16 @@ class Weaving(ABC, Generic[M]):
         self._stage = stage
         self.files = files
         self._keep, self._drop = keep, drop
-        self._idle = dict.fromkeys(keep)  # parts of -k that haven't matched any name
+        self._idle = dict.fromkeys(keep)  # parts of -k that no name has matched so far
         self._verified = verified
-        self._modules = self._maps = 0  # last ids
-        self._seen = self._kernels = 0  # modules and kernels in the segment
+        self._modules = self._maps = 0  # the ids that were assigned last
+        self._seen = self._kernels = 0  # modules and kernels in this segment
         self._names: list[str] = []  # some of the excluded kernels
-        self._wanted = self._woven = False  # True once a kernel was requested, or woven
-        self._refused = False  # a kernel that may contain something that matches was left alone
+        self._wanted = self._woven = False  # True once a kernel was requested, and once one was woven
+        self._refused = False  # True once a kernel was left alone that may contain something that matches
         self._matched: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._faults: set[Reason] = set()  # why kernels were left alone with an error
+        self._faults: set[Reason] = set()  # the reasons for which kernels were left alone with an error
 
     @abstractmethod
     def read(self, data: bytes, name: str) -> M:
@@ -66,7 +72,7 @@ class Weaving(ABC, Generic[M]):
 
     @abstractmethod
     def kernels(self, module: M) -> list[str]:
-        """Return the names of all kernels of a module."""
+        """Return the names of all kernels in a module."""
 
     @abstractmethod
     def weave(self, module: M, kernel: str) -> Woven:
@@ -81,11 +87,11 @@ class Weaving(ABC, Generic[M]):
         return str(record.get("module", ""))
 
     def open(self, record: dict[str, Any], name: str) -> M:
-        """Read a record's module. Raises GptError."""
+        """Read the module of a record. Raises GptError."""
         return self.read(record["data"], name)
 
     def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
-        """Return the files that GPT_KEEP keeps for a kernel; `whole` is its module."""
+        """Return the files to keep for a kernel if GPT_KEEP is set. `whole` is its module."""
         return {
             f"original.{self.kind}": whole,
             f"pruned.{self.kind}": woven.original,
@@ -93,7 +99,7 @@ class Weaving(ABC, Generic[M]):
         }
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Yield a record, or the records that replace it if it's a module."""
+        """Yield the record, or if it's a module, the records that replace it."""
         if record["kind"] == "end":
             yield from self._report()
         if record["kind"] == self.kind:
@@ -130,7 +136,7 @@ class Weaving(ABC, Generic[M]):
         return kept and not any(part in name for part in self._drop)
 
     def _kernel(self, record: dict[str, Any], module: M, kernel: str, left: dict[str, Reason]) -> Records:
-        """Weave a kernel; if it's left alone, add the reason to `left`."""
+        """Weave probes into a kernel. If the kernel is left alone, add the reason to `left`."""
         try:
             woven = self.weave(module, kernel)
         except LeftAlone as error:
@@ -169,7 +175,7 @@ class Weaving(ABC, Generic[M]):
             yield from self._tell(f"GPT_KEEP: {error.strerror or error}", str(error.filename))
 
     def _pass(self, record: dict[str, Any], module: M, left: dict[str, Reason], everything: bool) -> Records:
-        """Yield the kernels without probes, unchanged."""
+        """Yield the kernels without probes as they are."""
         names = list(left)
         data = record["data"] if everything else self.prune(module, names)
         rest = self._numbered(record, kernels=names, data=data)
@@ -182,18 +188,18 @@ class Weaving(ABC, Generic[M]):
             yield from self._tell(f"left alone, {reason}", ", ".join(kernels[:NAMED]) + more)
 
     def _numbered(self, record: dict[str, Any], **values: Any) -> dict[str, Any]:
-        """Return a module with the next id, since one module may become several."""
+        """Return a module with the next id, because one module may be replaced by several."""
         number, self._modules = self._modules, self._modules + 1
         return _with(record, id=number, **values)
 
     def _tell(self, fact: str, where: str) -> Records:
-        """Yield a warning, unless it was yielded before."""
+        """Yield a warning, unless it has been yielded before."""
         if f"{where}: {fact}" not in self._told:
             self._told.add(f"{where}: {fact}")
             yield self._stage.warn(where, fact)
 
     def _report(self) -> Records:
-        """Yield warnings for probes and options that matched nothing in the segment."""
+        """Yield warnings about probes and options that matched nothing in this segment."""
         if not self._seen:
             return
         if not self._kernels:

@@ -1,4 +1,4 @@
-"""A kernel with probes, as a back end made it, and its record."""
+"""A kernel into which a back end has woven probes, and its record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpt.stream import records
 
 
 def addresses_after(params: list[Param], count: int) -> list[Param]:
-    """Return `count` parameters for addresses, placed after these."""
+    """Return `count` more parameters, for addresses, placed after these."""
     end = params[-1].offset + params[-1].size if params else 0
     first = -(-end // 8) * 8
     return [Param(first + 8 * number, 8, "u64") for number in range(count)]
 
 
 class Matched(NamedTuple):
-    """A probe's position in a kernel: how many places match, and how many of them were woven."""
+    """A position of a probe in a kernel: how many places match it, and in how many of them the probe was woven in."""
 
     probe: str
     position: str
@@ -28,10 +28,10 @@ class Matched(NamedTuple):
 
 
 class SharedVariable(NamedTuple):
-    """A variable that the kernel shares with its module. `offset` is the place of its address in the table.
+    """A variable that the kernel shares with the program's module. `offset` is where its address is in the table.
 
-    A variable in constant memory has no offset. `copy` says when it's copied: always, or once its address is taken.
-    `size` is in bytes, None if the module doesn't say.
+    Variables in constant memory have no offset. `copy` says when they're copied: always, or once their address has been
+    taken. `size` is in bytes; it's None if the module doesn't say.
     """
 
     name: str
@@ -43,11 +43,11 @@ class SharedVariable(NamedTuple):
 
 @dataclass(frozen=True)
 class Woven:
-    """A kernel with probes. `added` are the parameters for the addresses of the maps' buffers, in the order of `maps`.
+    """A kernel with probes. `added` are the parameters for the addresses of the buffers, in the order of `maps`.
 
-    `original` is the module without probes. `cluster` is a cluster's size in blocks (x, y, z) if a launch's grid counts
-    clusters. `variables` are shared with the program's module; `table` is the name of the table of their addresses, if
-    there is one. A back end that assembles code fills in `needs`.
+    `original` is the module without probes. `cluster` is the size of a cluster in blocks (x, y, z), if a launch's grid
+    counts clusters. `variables` are shared with the program's module; the table of their
+    addresses, if there's one, has the name `table`. A back end that assembles code sets `needs`.
     """
 
     kernel: str
@@ -61,11 +61,13 @@ class Woven:
     cluster: list[int] | None = None
     variables: Sequence[SharedVariable] = ()
     table: str | None = None
-    room: int = 0  # bytes of shared memory for its histograms, if a launch adds them
-    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in a `kernel` record
+    room: int = 0  # bytes of shared memory for its histograms, if the launch adds them
+    needs: Mapping[str, int] = field(default_factory=dict)  # resources, as in the `kernel` record
 
     def make_kernel(self, id_: int, first: int, verified: bool) -> dict[str, Any]:
-        """Make the kernel's record. `id_` is the id of its module; its maps' ids start at `first`."""
+        """Return the record of the kernel. `id_` is the id of its module, and the ids of its maps begin with
+        `first`.
+        """
         return records.make(
             "kernel",
             id=id_,

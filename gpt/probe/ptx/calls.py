@@ -1,9 +1,9 @@
-"""Pass the probes' state through calls: find the functions that need it, and add a parameter for it.
+"""Pass the state of probes through calls: find the functions that need it, and add a parameter for it.
 
 Every function on a call path from the kernel to a probe in a device function gets an extra parameter, and so do its
-prototypes and calls, including calls through an `.alias`. The registers are stored to the state's memory before such a
-call and at the function's exits, and loaded after the call and at the function's entry. If such a function is named
-anywhere else, it could be called without the parameter, so the kernel is left alone.
+prototypes and the calls to it, including calls through an `.alias`. Registers are stored in the memory of the state
+before such a call and at the exits of the function, and loaded after the call and at the entry of the function. If the
+name of such a function occurs anywhere else, it could be called without the parameter, so the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from gpt.ptx.params import room
 from gpt.ptx.quick import parse_params
 from gpt.ptx.scan import NAME, Module, Statement, find_name
 
-_CALL = compiled(  # the name in the place of the function
+_CALL = compiled(  # the name of the called function
     rf"(?:{tokens.GUARD})?+call{tokens.MODIFIERS}\s*+(?:\([^()]*+\)\s*+,\s*+)?+({tokens.NAME})", re.ASCII
 )
 
 
 def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> None:
-    """Find the functions that need the state: they have probes, or call a function that does. Raises LeftAlone."""
+    """Return the functions that need the state: functions with probes, and functions that call one of these, directly
+    or indirectly. Raises LeftAlone.
+    """
     waiting = [f for f in functions if f.uses and not f.is_kernel]
     if not waiting:
         return
@@ -49,14 +51,16 @@ def propagate(module: Module, functions: Sequence[PtxFunction], kernel: str) -> 
         reason, params = others.get(name, ""), parse_params(module, function.item) or ()
         if any(s.word == ".reg" for p in params for s in p.specifiers):
             reason = reason or "whose parameters are registers"
-        elif any(None in p.declarator.dimensions for p in params):  # an array without a size has to be last
+        elif any(None in p.declarator.dimensions for p in params):  # an array without a size must be last
             reason = reason or "whose arguments vary in number"
         if reason:
             raise LeftAlone("function", f"'{name}', {reason}", kernel)
 
 
 def _other_uses(module: Module, functions: Sequence[PtxFunction]) -> dict[str, str]:
-    """Return the functions named anywhere but in a declaration, an alias or a known call, each with the place."""
+    """Return the functions whose names occur anywhere except in declarations, aliases and known calls, and where they
+    do.
+    """
     own = {function.item: function for function in functions}
     found: dict[str, str] = {}
     for item in module.items:
@@ -92,7 +96,7 @@ def _calls(module: Module, function: PtxFunction) -> dict[int, str]:
 
 
 def pass_state(module: Module, functions: Sequence[PtxFunction], state: State, to: Insertions) -> None:
-    """Add the parameter to functions, prototypes and calls, and store and load the registers."""
+    """Add the parameter to functions, prototypes and calls, and store and load the registers around them."""
     stateful = {function.item.name for function in functions if function.stateful}
     for item in module.items:
         if item.kind == "func" and _defined(module, item.name) in stateful:
@@ -121,7 +125,9 @@ def _pass_on(module: Module, function: PtxFunction, stateful: set[str], state: S
 
 
 def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int, str, str]:
-    """Return the offset for one more argument of a call, and the text before and after it. Raises MalformedError."""
+    """Return the offset at which an argument can be added to a call, and the text before and after it. Raises
+    MalformedError.
+    """
     text = module.skeleton
     after = find_name(text, name, statement.start, statement.end) + len(name)
     at = text.find("(", after, statement.end)
@@ -134,7 +140,7 @@ def _find_argument(module: Module, statement: Statement, name: str) -> tuple[int
 
 
 def in_front(statements: Sequence[Statement], number: int) -> int:
-    """Return the offset before a statement and the pragmas that apply to it."""
+    """Return the offset before a statement, and before the pragmas that apply to it."""
     at = statements[number].start
     while number and statements[number - 1].head in (".pragma", ".loc"):
         number -= 1

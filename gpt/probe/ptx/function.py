@@ -1,4 +1,4 @@
-"""A function of a PTX module, and what weaving finds out about it."""
+"""A function of a PTX module, with what weaving has found out about it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpt.ptx.scan import Item, Module, Statement
 
 
 class PtxFunction(Function):
-    """A function that probes are woven into.
+    """A function into which probes are woven.
 
-    `code` computes the values kept throughout the function. `used` are the registers of each file that the function's
-    probes use; the `shared` ones outlive a snippet. A `stateful` function takes the state as a parameter.
+    `code` computes values that are kept throughout the function. `used` are the registers of each file that probes in
+    the function use; the `shared` ones outlive a snippet. A `stateful` function gets the state as a parameter.
     """
 
     code: Emitter
@@ -35,24 +35,24 @@ class PtxFunction(Function):
         self._faces: dict[int, tuple[Face, list[str]]] = {}
 
     def begin(self, code: Emitter) -> None:
-        """Discard what lowering found out about the probes."""
+        """Discard what lowering has found out about the probes."""
         self.code, self.stateful, self.used, self.shared = code, False, {}, {}
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
-        """Return the instruction itself, with slots."""
+        """Return the face of an instruction, which here is the instruction itself with slots."""
         found = self._faces.get(number)
         if found is None:
             statement = self.statements[number]
             try:
                 found = self._shapes.find(self.module.source(statement), self.types)
             except MalformedError:
-                parse_statement(self.module, statement)  # raises with the program's text and line
+                parse_statement(self.module, statement)  # raises an error with the program's text and line
                 raise
             self._faces[number] = found
         return found
 
     def iter_lines(self, path: str, line: int) -> Iterator[tuple[int, int]]:
-        """Yield the runs of instructions that start at a matching `.loc` and end at the next `.loc`, label or brace."""
+        """Yield the runs of instructions that begin at a matching `.loc` and end at the next `.loc`, label or brace."""
         places = {
             (number, line)
             for number, file in self.module.files.items()

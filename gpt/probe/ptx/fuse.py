@@ -1,4 +1,6 @@
-"""Preserve a kernel's results where a probe separates a product from a sum that ptxas would have fused with it."""
+"""Preserve the results of a kernel in places where ptxas would have fused a product and a sum, but a probe now
+separates them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from gpt.ptx.scan import Module
 
 
 def fuse(module: Module, function: PtxFunction, insertions: Insertions, prefix: str) -> None:
-    """Rewrite such pairs as fma where something is inserted into their stretch of code (gpt/ptx/contract.py)."""
+    """Rewrite such pairs as fma, if something is inserted into their stretch of code (gpt/ptx/contract.py)."""
     item = function.item
     for start, end, text in list(find_edits(module, item, function.statements, prefix, insertions.are_within)):
         if end > start:

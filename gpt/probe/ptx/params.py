@@ -12,7 +12,7 @@ from gpt.ptx.scan import Item, Module
 
 
 def extended(module: Module, entry: Item, count: int) -> tuple[list[Param], list[Param]]:
-    """Return a kernel's own parameters and `count` added ones. Raises LeftAlone if there's no room for them."""
+    """Return the parameters of a kernel, and `count` additional ones. Raises LeftAlone if there's no room for them."""
     own, where = parse_params(module, entry) or (), module.where(entry.start)
     params, plain = layout(own, reserved(module.target), where), layout(own, where=where)
     if count and addresses_after(plain, count)[-1].offset + 8 > limit(module.version):
@@ -21,7 +21,7 @@ def extended(module: Module, entry: Item, count: int) -> tuple[list[Param], list
 
 
 def declare(module: Module, entry: Item, names: list[str], to: Insertions) -> None:
-    """Add address parameters to every declaration of a kernel."""
+    """Add parameters for addresses to every declaration of a kernel."""
     for item in module.items if names else ():
         if item.kind == "entry" and item.name == entry.name:
             at, before, after = room(module, item)

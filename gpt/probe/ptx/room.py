@@ -1,20 +1,19 @@
-"""Let histograms count in shared memory, where a launch leaves room for that, and add the counts up when a block ends.
+"""Let histograms count in shared memory, if a launch leaves room for that, and add up the counts when a block ends.
 
-The hook decides at each launch: it adds dynamic shared memory behind the kernel's own, and sets the lowest bit of
-the maps' addresses. Otherwise they count in global memory. Both forms are in the code, behind predicates that are
-the same in all threads.
+The hook decides this for each launch: it adds dynamic shared memory behind the kernel's own, and sets the lowest bit in
+the addresses of the maps. Without that, histograms count in global memory. The code for both is in the kernel, behind
+predicates that are the same in all threads.
 
-The room begins with the number of threads that have exited and 32 bits that nobody reads, followed by 32 bits for each
-bin. At the kernel's entry,
-all threads clear it and synchronize once, before any of the program's own code has run. Where threads exit, one lane
-adds their number. The last threads of a block see that all others have exited, and add the bins to their SM's copy in
-global memory.
+The room begins with the number of threads that have exited, and 32 bits that nobody reads. After that, there are 32
+bits for each bin. At the entry of the kernel, before any code of the program, all threads clear the room and
+synchronize once. Where threads exit, one lane adds their number. The last threads of a block see that all others have
+exited, and add the bins to the copy of their SM in global memory.
 
 A kernel has no room
 
 - if the program could notice it, because it reads the size of its shared memory,
 - if a function that it calls saves to a histogram or ends threads, because this code is only in the kernel itself,
-- if it has clusters, since one might not fit with more shared memory,
+- if it has clusters, since one might no longer fit with more shared memory,
 - if the bins take more than MOST bytes.
 """
 
@@ -40,7 +39,7 @@ CLUSTERS = (".reqnctapercluster", ".maxclusterrank", ".explicitcluster")
 
 
 def find_room(module: Module, functions: Sequence[PtxFunction], plan: Plan, prefix: str) -> int:
-    """Place the bins of histograms in the room, and return its bytes; 0 for none."""
+    """Place the bins of histograms in the room, and return the size of the room in bytes, or 0 if there's none."""
     others = [function for function in functions if not function.is_kernel]
     if any(word in module.text for word in (*SIZES, *CLUSTERS)) or any(function.numbers("exit") for function in others):
         return 0
@@ -62,7 +61,7 @@ def find_room(module: Module, functions: Sequence[PtxFunction], plan: Plan, pref
 def add_room(
     module: Module, entry: PtxFunction, maps: Sequence[PlacedMap], prefix: str, known: Mapping[str, int], to: Insertions
 ) -> None:
-    """Insert the code at the kernel's entry, and after the probes' code at its exits."""
+    """Insert the code at the entry of the kernel, and at its exits, after the code of the probes."""
     inside = [placed for placed in maps if placed.room]
     if not inside or not inside[0].room:
         return
@@ -115,7 +114,7 @@ def _leave(code: Emitter, maps: Sequence[PlacedMap], guard: Condition | None, la
     start = find_address(room)
     here, group = code.group(guard)
     count = code.make("b32", "popc.b32", group)
-    code.put("membar.cta")  # their counts must be visible before they count as exited
+    code.put("membar.cta")  # makes their counts visible before they count as exited
     left = code.make("b32", "mov.u32", 0)
     code.put(f"atom.shared.add.u32 {left}, [{start}], {count}", code.both(code.first(group), guard))
     first = code.make("b32", "clz.b32", code.make("b32", "brev.b32", group))

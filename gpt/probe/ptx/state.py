@@ -1,6 +1,6 @@
-"""The state that probes in device functions share with their kernel: local memory whose address is passed to calls.
+"""The state that probes in device functions share with their kernel: local memory, whose address is passed in calls.
 
-It holds the addresses of the maps' buffers, and all registers used by probes in device functions.
+It contains the addresses of the maps' buffers, and all registers that probes in device functions use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from gpt.ptx.types import SIZES
 
 
 class State:
-    """The layout of that memory: the addresses of `maps`, then the registers of the probe files in `names`."""
+    """The layout of that memory: first the addresses of `maps`, then registers of the probe files that `names` belong
+    to.
+    """
 
     def __init__(self, prefix: str, names: list[Names], maps: list[PlacedMap]) -> None:
         self.prefix, self.names = prefix, names
@@ -35,7 +37,7 @@ class State:
         return code.once("b64", "ld.local.u64", f"[%{self.prefix}state+{self.offsets[placed.param]}]")
 
     def begin(self, code: Emitter) -> list[str]:
-        """Return the lines that set up the state in the kernel: the maps' addresses and the registers' values."""
+        """Return the lines that set up the state in the kernel: the addresses of maps, and the values of registers."""
         for param, offset in self.offsets.items():
             base = code.make("b64", "ld.param.u64", f"[{param}]")
             code.put(f"st.local.u64 [%{self.prefix}state+{offset}], {base}")
@@ -53,7 +55,7 @@ class State:
         ]
 
     def enter(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Return the lines at a device function's entry that load its parameter and registers."""
+        """Return the lines at the entry of a device function that load its parameter and its registers."""
         return [
             f".reg .b64 %{self.prefix}state;",
             f"ld.param.b64 %{self.prefix}state, [{self.prefix}in];",
@@ -68,11 +70,11 @@ class State:
         return f"mov.{type_} {names.names[name]}, {value};"
 
     def store(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Store a function's registers to the state."""
+        """Return the lines that store the registers of a function in the state."""
         return list(self._move(used, code, "st"))
 
     def load(self, used: dict[int, set[str]], code: Emitter) -> list[str]:
-        """Load a function's registers from the state."""
+        """Return the lines that load the registers of a function from the state."""
         return list(self._move(used, code, "ld"))
 
     def _move(self, used: dict[int, set[str]], code: Emitter, opcode: str) -> Iterator[str]:

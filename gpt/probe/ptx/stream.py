@@ -1,4 +1,4 @@
-"""Weave the PTX of a stream."""
+"""Weave probes into the PTX of a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpt.ptx.scan import Module, scan_module
 
 
 class PtxWeaving(Weaving[Module]):
-    """Weaves the probes into the kernels of `ptx` records. `count` and `relocatable` are options of `weave`."""
+    """Weaves probes into the kernels of `ptx` records. `count` and `relocatable` are options of `weave`."""
 
     kind = "ptx"
 
@@ -29,19 +29,19 @@ class PtxWeaving(Weaving[Module]):
         return module
 
     def kernels(self, module: Module) -> list[str]:
-        """Return the names of its entries."""
+        """Return the names of a module's kernels."""
         return [item.name for item in module.entries]
 
     def weave(self, module: Module, kernel: str) -> Woven:
-        """Weave the probes into a kernel, alone in its module."""
+        """Remove everything else from the module, and weave the probes into this kernel."""
         return weave(pruned(module, [kernel]), kernel, self.files, count=self.count, relocatable=self.relocatable)
 
     def prune(self, module: Module, kernels: list[str]) -> bytes:
-        """Return a module with what these kernels need."""
+        """Return a module that has only what these kernels need."""
         return prune(module, kernels)
 
     def texts(self, whole: bytes, woven: Woven) -> dict[str, bytes]:
-        """Return the texts, and what weaving changed."""
+        """Return the text before and after weaving, and the differences."""
         before, after = (text.decode("latin-1").splitlines(keepends=True) for text in (woven.original, woven.data))
         diff = "".join(unified_diff(before, after, "pruned.ptx", "probed.ptx"))
         return super().texts(whole, woven) | {"probes.diff": diff.encode("latin-1")}

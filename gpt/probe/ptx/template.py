@@ -1,4 +1,6 @@
-"""Find the faces of a module's instructions: each shape is parsed and bound once (gpt/probe/face.py)."""
+"""Find the faces of instructions in a module. Instructions that look alike except for slots are parsed and bound once
+(gpt/probe/face.py).
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ _PARTS = compiled(  # the parts that become slots
 
 
 class Shapes:
-    """The shapes of a module's instructions."""
+    """Maps the shapes of a module's instructions to their faces."""
 
     def __init__(self) -> None:
         self._found: dict[str, Face] = {}
 
     def find(self, text: str, types: Mapping[str, str | None]) -> tuple[Face, list[str]]:
-        """Return the face of an instruction, and the values of its slots. Raises MalformedError without a location.
+        """Return the face of an instruction, and the values for its slots. Raises MalformedError without a location.
 
-        Special registers and variables aren't in `types`, so they aren't slots.
+        Special registers and variables aren't in `types`, so they don't become slots.
         """
         parts = _PARTS.split(text)
         slots: dict[str, str] = {}
@@ -50,8 +52,8 @@ class Shapes:
 
 
 def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[str, str | None]) -> Face:
-    """Make the face of an instruction whose `parts` have these slots. The instruction is parsed with unique words and
-    numbers in their place, and the resulting tokens become the slots.
+    """Make the face of an instruction. `slots` says which of its `parts` become which slot. The instruction is parsed
+    with unique words and numbers in these places, and then the resulting tokens are replaced by slots.
     """
     stem = next(stem for number in itertools.count() if (stem := f"98765432{number:03}") not in text)
     words, tokens, typed = {}, {}, {}
@@ -66,7 +68,7 @@ def _shape(text: str, parts: list[str], slots: dict[str, str], types: Mapping[st
 
 
 def _with_slots(node: Any, tokens: Mapping[str, str]) -> Any:
-    """Return a node, or a piece of one, with some tokens replaced."""
+    """Return a node, or a part of one, with some tokens replaced."""
     match node:
         case str():
             return tokens.get(node, node)

@@ -1,25 +1,26 @@
-"""Share a module's variables between a woven kernel and the kernels that aren't woven.
+"""Let a woven kernel use the same variables as the kernels that aren't woven.
 
-A woven kernel is a module of its own, so every variable that it defined would be a second copy of the program's. It
-therefore defines none in global memory, but has a table with an 8-byte entry per variable. The loader looks the
-variables up by name in the program's module and writes their addresses to the table. Where the kernel, or a function
-that it calls, names a variable, weaving inserts a register with the address from the table. A table is better than
+A woven kernel is a module of its own, so every variable that it defined would be a second copy of the program's. So the
+module doesn't define any in global memory, but has a table with 8 bytes for each variable. The loader looks up the
+variables by name in the program's module, and writes their addresses to the table. Wherever the kernel or a function
+that it calls names a variable, weaving inserts a register with the address from the table. A table is better than
 kernel parameters: device functions can read it too, calls don't change, and it's filled only once. The compiler's
-constants, such as strings for printf and assert, work the same way, because modules keep their names too. The table is
-in global memory, because it's rarely read, and a bank of constant memory costs 0.1 us per launch, read or not
-(docs/measured.md).
+constants, such as strings for printf and assert, work in the same way, because modules keep their names. The table is
+in global memory because it's rarely read, and a bank of constant memory would cost 0.1 us per launch, whether it's read
+or not (docs/measured.md).
 
 Variables in constant memory stay in the woven module, because reading them through an address would take another
-instruction. They have the same initial values as the program's. The program can write to a variable once it has taken
-its address, so from then on the value is copied. It's always copied if its initial value isn't in the module: if
-another module defines the variable, or if it holds the address of a variable, which is 0 here.
+instruction. They have the same initial values as the program's. The program can write to a variable once it has its
+address, so from then on, the value is copied. It's always copied if its initial value isn't in the module: if another
+module defines the variable, or if it holds the address of a variable, which is 0 here.
 
 Variables in `.shared` and `.local` are new for each launch. The kernel is left alone if it uses textures, samplers or
-surfaces, which aren't memory; a variable declared inside a function, which can't be found by name; or a call through a
-pointer. Such a call would run a function of the program's module, which ptxas doesn't see, and which may need more
-registers and stack than ptxas assigns to the kernel. For the same reason a kernel that takes the address of a function,
-which other kernels may call, is left alone, and so is a kernel that passes on the address of a variable in constant
-memory: that would be the address of a copy, which isn't kept in sync and disappears with the kernel.
+surfaces, which aren't memory; if it uses a variable that's declared inside a function, which can't be found by name; or
+if it calls through a pointer. Such a call would run a function of the program's module, which ptxas doesn't see, and
+which may need more registers and stack than ptxas assigns to the kernel. For the same reason, a kernel is left alone if
+it takes the address of a function, which other kernels may call. It's also left alone if it passes on the address of a
+variable in constant memory: that would be the address of a copy, which isn't kept in sync and disappears with the
+kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _MOVED = compiled(rf"\bmov\.[bus]64\s+{tokens.NAME}\s*,\s*({tokens.NAME})\s*[;+]
 
 
 class _Declared(NamedTuple):
-    """A declaration of a variable. `item` may also declare others."""
+    """A declaration of a variable. `item` is the statement, which may also declare others."""
 
     item: Item
     space: str
@@ -67,12 +68,12 @@ class _Declared(NamedTuple):
 
 
 class Variables:
-    """The variables of a kernel's module. Raises LeftAlone for a kernel that can't be loaded alone."""
+    """The variables of a kernel's module. Raises LeftAlone if the kernel can't be loaded on its own."""
 
     def __init__(self, module: Module, kernel: str, prefix: str, relocatable: bool) -> None:
         self.module, self.kernel, self.prefix = module, kernel, prefix
         self.table = f"{prefix}variables"
-        if relocatable:  # linked with modules that have their own tables
+        if relocatable:  # it's linked with modules that have tables of their own
             self.table += "_" + kernel.replace("%", "$")
         found: dict[str, list[_Declared]] = {}
         for name, declared in self._declarations():
@@ -82,17 +83,17 @@ class Variables:
         shared = [name for name, declared in found.items() if declared[0].space == "global"]
         self._offsets = {name: 8 * number for number, name in enumerate(shared)}
         first = "".join(sorted({re.escape(name[0]) for name in shared}))
-        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # any word that may name a variable
+        word = rf"[{first}](?<![\w$%.:].)[\w$]*+"  # any word that may be the name of a variable
         self._word = compiled(word, re.ASCII | re.DOTALL) if shared else None
         self._constants = {name: declared for name, declared in found.items() if name not in self._offsets}
         self._shared = {declared.item for name in shared for declared in found[name]}
         self._sizes = {name: next((d.size for d in declared if d.size), None) for name, declared in found.items()}
-        self._foreign: set[str] = set()  # constants whose initial value isn't in the module
+        self._foreign: set[str] = set()  # constants whose initial values aren't in the module
         self._check()
 
     @property
     def shared(self) -> tuple[list[SharedVariable], str | None]:
-        """All variables, and the table if there is one; complete after `share`."""
+        """All variables, and the table if there's one. Complete only after `share`."""
         found = [SharedVariable(name, "global", self._sizes[name], at, None) for name, at in self._offsets.items()]
         for name in self._constants:
             copy = "always" if name in self._foreign else "taken"
@@ -100,7 +101,9 @@ class Variables:
         return found, self.table if self._offsets else None
 
     def lines(self, lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Rewrite a probe's lines, where `mov.u64 REGISTER, VARIABLE` takes an address, to use the table."""
+        """Make a probe's lines use the table where they take the address of a variable: `mov.u64 REGISTER,
+        VARIABLE`.
+        """
         return [(text, number) for line, number in lines for text in self._line(line)]
 
     def _line(self, line: str) -> Iterable[str]:
@@ -169,7 +172,7 @@ class Variables:
                 )
 
     def _passes_constant(self, function: Item) -> bool:
-        """Return whether a generic address of constant memory is used for anything but reading, as in debug builds."""
+        """Return whether a generic address of constant memory is used for anything but reading, as debug builds do."""
         text = self.module.skeleton[function.body : function.end]
         held = set(_GENERIC.findall(text))
         statements = [_BRACKETS.sub("", part) for part in text.split(";")] if held else []
@@ -187,8 +190,8 @@ class Variables:
     # Edits
 
     def share(self, to: Insertions, cut: Mapping[Item, Sequence[Statement]]) -> None:
-        """Remove the variables in global memory from the module and add the table. `cut` has the statements of
-        functions that were already split. Raises LeftAlone.
+        """Remove the variables in global memory from the module, and add the table. `cut` has the statements of
+        functions that have already been split. Raises LeftAlone.
         """
         module = self.module
         self._foreign = {name for name, declared in self._constants.items() if all(one.extern for one in declared)}
@@ -210,13 +213,13 @@ class Variables:
                 self._function(item, cut, to)
 
     def _define(self, item: Item, to: Insertions) -> None:
-        """Turn the declaration of a variable that another module defines into a definition."""
+        """Make a definition from the declaration of a variable that another module defines."""
         found = compiled(r"\.extern\b").search(self.module.skeleton, item.start, item.end)
         if found:
             to.replace(*found.span(), "")
 
     def _clear(self, item: Item, to: Insertions) -> None:
-        """Replace addresses with 0 in the initial value of a variable in constant memory."""
+        """In the initial value of a variable in constant memory, replace addresses by 0."""
         if twice := self._offsets.keys() & set(item.names):
             raise LeftAlone("variables", f"'{min(twice)}' is declared twice", self.kernel)
         text = self.module.skeleton
@@ -233,7 +236,7 @@ class Variables:
             self._foreign.update(item.names)
 
     def _function(self, function: Item, cut: Mapping[Item, Sequence[Statement]], to: Insertions) -> None:
-        """Replace the references in a function's body."""
+        """Replace the references to variables in the body of a function."""
         module = self.module
         if next(self._references(function.start, function.body), None):
             raise LeftAlone(
@@ -262,8 +265,8 @@ class Variables:
     def _reference(
         self, function: Item, statement: Statement, reference: tuple[str, int, int]
     ) -> tuple[int, int, str] | None:
-        """Return the span of a statement to replace with a register that holds the address, and the offset to add; None
-        if the name isn't an operand.
+        """Return which part of a statement to replace by a register with the address, and the offset to add to that
+        register. Return None if the name isn't an operand.
         """
         text, (name, start, end) = self.module.skeleton, reference
         if statement.kind != "instruction":

@@ -1,12 +1,13 @@
 """Weave probes into one kernel of a PTX module.
 
-The program's behaviour doesn't change: weaving inserts lines (edits.py) and lets the kernel find its module's variables
-(variables.py), and `unweave` restores the program. A probe's code has its own registers and buffers, and doesn't branch
-out of itself (gpt/probe/lower).
+The program's behaviour doesn't change: weaving inserts lines (edits.py) and lets the kernel find the variables of its
+module (variables.py), and `unweave` restores the text. The code of a probe has its own registers and buffers, and
+doesn't branch out of itself (gpt/probe/lower).
 
-Each map adds a parameter for its buffer's address after the kernel's own parameters, which keep their offsets. Device
-functions can't read the kernel's parameters, so a kernel with probes in device functions keeps the addresses and the
-probes' shared registers in local memory (state.py), and passes on its address (calls.py).
+For each map, a parameter with the address of its buffer is added after the kernel's own parameters, which keep their
+offsets. Device functions can't read the parameters of the kernel. So if a kernel has probes in device functions, it
+keeps these addresses, and the registers that the probes share, in local memory (state.py), and passes its address in
+calls (calls.py).
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ from gpt.stream.records import MAX_RECORD
 
 __all__ = ["MARK", "LeftAlone", "Woven", "unweave", "weave"]
 PROVIDED = {"vprintf", "malloc", "free", "__assertfail"}  # functions that the driver links into every module
-OLDEST = (6, 2)  # the version that introduced activemask
-MAX_TEXT = MAX_RECORD - (2 << 20)  # characters per kernel; the rest is for names and parameters
-FEW = 8  # number of snippets that may be inlined; beyond that, they share functions, which ptxas compiles once
+OLDEST = (6, 2)  # the PTX version that introduced activemask
+MAX_TEXT = MAX_RECORD - (2 << 20)  # limit for the characters of a kernel, which leaves room for names and parameters
+FEW = 8  # up to this number, snippets are inlined; more of them share functions, which ptxas compiles once
 ORDER = {"entry": ENTRY, "before": BEFORE, "after": AFTER, "label": LABEL, "exit": KERNEL_EXIT, "leave": LEAVE}
 
 
@@ -72,25 +73,26 @@ def weave(
     count: bool = False,
     relocatable: bool = False,
 ) -> Woven:
-    """Weave the probes of `files` into a module that holds what one kernel needs (prune). With `count`, records are
-    only counted. A `relocatable` module may call functions that it doesn't define. Raises LeftAlone, MalformedError.
+    """Weave the probes of `files` into a module that contains what one kernel needs (see prune). With `count`, records
+    are only counted. A `relocatable` module may call functions that it doesn't define. Raises LeftAlone,
+    MalformedError.
     """
     module = data if isinstance(data, Module) else scan_module(data, name)
     return _Weaver(module, kernel, files, count, relocatable).run()
 
 
 def has_redux(module: Module) -> bool:
-    """Return whether a module can use redux.sync, which needs sm_80 and PTX 7.0."""
+    """Return whether a module can use redux.sync, which requires sm_80 and PTX 7.0."""
     return module.target >= 80 and module.version >= (7, 0)
 
 
-Sampled = dict[tuple[str, int] | None, Condition]  # by `sample`, the condition under which its probes run
+Sampled = dict[tuple[str, int] | None, Condition]  # for each `sample`, the condition under which its probes run
 
 
 class _Insertion(NamedTuple):
-    """The code of some snippets: `before` goes before the instruction, `text` to the probes' place.
+    """The code of some snippets: `before` is inserted before the instruction, and `text` where the probes are placed.
 
-    `misfits` has for each snippet the reason why it can't run there, or None.
+    `misfits` has, for each snippet, the reason why it can't run there, or None.
     """
 
     before: Template
@@ -99,7 +101,7 @@ class _Insertion(NamedTuple):
 
 
 class _Weaver:
-    """One kernel and its probes."""
+    """Weaves probes into one kernel."""
 
     def __init__(self, module: Module, kernel: str, files: Sequence[ProbeFile], count: bool, relocatable: bool) -> None:
         self.module, self.files, self.relocatable = module, files, relocatable
@@ -151,7 +153,7 @@ class _Weaver:
         )
 
     def check(self) -> None:
-        """Raise LeftAlone for modules that can't be probed."""
+        """Raise LeftAlone if the module can't have probes."""
         if MARK in self.module.text:
             raise LeftAlone("woven", f"'{MARK}' is in it, if only in a comment", self.kernel)
         if (found := self.module.version) < OLDEST:
@@ -164,7 +166,7 @@ class _Weaver:
     # Lowering
 
     def lower_all(self) -> tuple[list[PlacedMap], State, list[PtxFunction]]:
-        """Insert the code of all probes. Return the maps in use, the state, and the changed functions."""
+        """Insert the code of all probes. Return the maps in use, the state, and the functions that have changed."""
         self.insertions = Insertions()
         self.shared = Functions(self.prefix, len(list(self.plan.uses)) > FEW)
         for function in self.functions:
@@ -182,7 +184,7 @@ class _Weaver:
         return maps, state, kept
 
     def lower(self, function: PtxFunction, state: State) -> None:
-        """Insert the code of a function's probes; equal blocks are lowered once."""
+        """Insert the code of the probes in a function. Equal blocks are lowered only once."""
         sampled = self.sampled(function)
         addresses, finding = self.addresses(function)
         made: dict[tuple[object, ...], _Insertion] = {}
@@ -203,7 +205,9 @@ class _Weaver:
         self.insertions.add(function.item.body + 1, ENTRY, finding)
 
     def block(self, function: PtxFunction, state: State, code: Emitter, block: Block, sampled: Sampled) -> _Insertion:
-        """Return the code of the snippets at one place, with slots for the parts of the instruction."""
+        """Return the code of the snippets at one place, in which the parts that differ between instructions are
+        slots.
+        """
         before, text = "", ""
         misfits: list[str | None] = []
         is_labelled = False
@@ -226,7 +230,7 @@ class _Weaver:
     def lowering(
         self, function: PtxFunction, state: State, code: Emitter, use: PlacedSnippet, label: str, sampled: Sampled
     ) -> Lowering:
-        """Return the Lowering of a snippet into `code`, whose labels begin with `label`."""
+        """Return the Lowering of a snippet into `code`. Its labels begin with `label`."""
         slots = use.face.types if use.face else {}
 
         def type_of(name: str) -> str | None:
@@ -247,12 +251,12 @@ class _Weaver:
         )
 
     def marked(self, lines: list[tuple[str, int]], use: PlacedSnippet) -> str:
-        """Mark the lines of a snippet with their origin."""
+        """Mark the lines of a snippet with where they're from."""
         path = self.files[use.file].path
         return "".join(marked(text, path, line) for text, line in self.variables.lines(lines))
 
     def sampled(self, function: PtxFunction) -> Sampled:
-        """Compute once, at the entry, which blocks and warps run the probes with `sample`."""
+        """Write code at the entry that determines which blocks and warps run probes with a `sample`."""
         found: Sampled = {}
         code = function.code
         for sample in dict.fromkeys(use.probe.sample for use in function.uses if use.probe.sample):
@@ -261,10 +265,11 @@ class _Weaver:
         return found
 
     def addresses(self, function: PtxFunction) -> tuple[dict[str, str], list[str]]:
-        """Return the addresses that the kernel's exits save to, and the lines that compute them at the entry. There,
-        the program's own instructions hide the latency; at an exit, nothing does.
+        """Return the addresses to which probes at the exits of the kernel save, and the lines that compute them. These
+        lines go to the entry, because the program's own instructions hide their latency there; at an exit, nothing
+        does.
         """
-        if not function.is_kernel:  # the state has its addresses
+        if not function.is_kernel:  # the addresses are in the state
             return {}, []
         ends = [use for use in function.uses if use.when == "after" and use.site.position.kind == "kernel"]
         saves = [(use.file, line.node.map) for use in ends for line in use.snippet.lines if isinstance(line.node, Save)]
@@ -274,7 +279,7 @@ class _Weaver:
     # Declarations
 
     def declare_registers(self, function: PtxFunction, state: State) -> None:
-        """Declare the registers that probes use in a function; in the kernel, initialize them too."""
+        """Declare the registers that probes use in a function. In the kernel, also initialize them."""
         lines, initial = function.code.declarations(), []
         for number, used in function.used.items():
             names = self.names[number]
@@ -286,14 +291,16 @@ class _Weaver:
 
 
 def _undefined(module: Module) -> str | None:
-    """Return the first function that's declared, but neither defined in the module nor provided by the driver."""
+    """Return the first function that's declared, but defined neither in the module nor by the driver; None if there's
+    none.
+    """
     defined = {item.name for item in module.functions} | PROVIDED
     defined |= {item.name for item in module.items if item.kind == "alias"}
     return next((item.name for item in module.items if item.kind == "func" and item.name not in defined), None)
 
 
 def _base(code: Emitter, placed: PlacedMap) -> str:
-    """Load the address of a map's buffer in the kernel."""
+    """Load the address of a map's buffer from the parameters of the kernel."""
     return code.once("b64", "ld.param.u64", f"[{placed.param}]")
 
 

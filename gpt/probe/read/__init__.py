@@ -1,1 +1,1 @@
-"""Read every form of probe file, TOML of either generation or Python, into one model (gpt/probe/model.py)."""
+"""Read all forms of probe files into one model (gpt/probe/model.py): TOML of either generation, and Python."""

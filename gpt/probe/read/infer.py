@@ -1,4 +1,6 @@
-"""Infer the types of undeclared shared registers (`%NR0`, `%PD0`) of the second generation from their use."""
+"""Infer the types of shared registers that aren't declared (`%NR0`, `%PD0` in the second generation) from how they're
+used.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ from gpt.probe.model import Probe, Register, Save
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, fits, types_of
 
-_SHARED = re.compile(r"%[A-Z]{2,}\d+")  # no compiler uses such names
+_SHARED = re.compile(r"%[A-Z]{2,}\d+")  # compilers don't use such names
 
 
 def infer_types(probes: list[Probe], declared: list[Register], path: str) -> list[Register]:
-    """Return the declared registers and the inferred ones. Raises GptError if uses disagree.
+    """Return the declared registers and the inferred ones. Raises GptError if the uses of a register contradict each
+    other.
 
-    Instructions determine the type. A register that is only saved gets the type of the field.
+    The type follows from instructions. A register that's only saved gets the type of the field.
     """
     known = {register.name for register in declared}
     found: dict[str, Register] = {}
@@ -30,7 +33,7 @@ def infer_types(probes: list[Probe], declared: list[Register], path: str) -> lis
             if SIZES[first.type] != SIZES[type_]:
                 fact = f"'{operand.name}' is .{type_} here and .{first.type} in line {first.line}"
                 raise GptError(f"probe '{probe.name}': {fact}", f"{path}:{line.line}")
-            if not fits("mov", first.type, type_):  # a float in one place: untyped bits hold either
+            if not fits("mov", first.type, type_):  # a float in one place: registers without a type can hold either
                 found[operand.name] = replace(first, type=f"b{SIZES[type_] * 8}")
     for _, line in lines:
         if isinstance(line.node, Save):
@@ -45,7 +48,7 @@ def _is_shared(operand: tree.Operand) -> TypeGuard[tree.Name]:
 
 
 def _uses(node: tree.Instruction | tree.Label | Save) -> list[tuple[tree.Operand, str | None]]:
-    """Return an instruction's operands, including its guard, with their types."""
+    """Return the operands of an instruction, including its guard, with their types."""
     if not isinstance(node, tree.Instruction):
         return []
     guard: list[tuple[tree.Operand, str | None]] = [(tree.Name(node.guard.register), "pred")] if node.guard else []

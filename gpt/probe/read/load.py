@@ -1,4 +1,4 @@
-"""Load probe files in any format into the objects of model.py."""
+"""Load probe files of any format into the objects of model.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpt.base.errors import MalformedError, MissingError, UsageError
 from gpt.probe.model import ProbeFile
 from gpt.probe.read.toml import parse_toml
 
-_PACKAGED = Path(__file__).parents[2] / "_probes"  # in an installed package
+_PACKAGED = Path(__file__).parents[2] / "_probes"  # where an installed package has them
 BUILTIN = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "probes"
 MAX_SOURCE = 1 << 20  # bytes of a probe file
 
 
 def find_probe(name: str) -> Path:
-    """Find the file for `-p`: a path, or the name of a built-in probe. Raises MissingError."""
+    """Find the file that `-p` names: a path, or the name of a built-in probe. Raises MissingError."""
     path = Path(name)
-    if path.is_file() or path.is_fifo():  # a pipe, such as a shell's <(...)
+    if path.is_file() or path.is_fifo():  # a pipe, such as <(...) in a shell
         return path
     if (built_in := BUILTIN / f"{name}.toml").is_file() and path.name == name:
         return built_in
@@ -27,7 +27,9 @@ def find_probe(name: str) -> Path:
 
 
 def load_probes(path: Path) -> ProbeFile:
-    """Read a probe file, TOML or Python. Raises MalformedError, GptError with file and line, MissingError."""
+    """Read a probe file, in TOML or Python. Raises MalformedError and GptError, with file and line, and
+    MissingError.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_SOURCE + 1)
@@ -50,10 +52,10 @@ def load_probes(path: Path) -> ProbeFile:
 
 
 def _find_callback(name: str, probe: Path) -> str:
-    """Resolve a callback to a file in the probe file's folder, or else among the built-in probes.
+    """Find the file of a callback: in the folder of the probe file, or else among the built-in probes.
 
-    A name without suffix and slash is an analysis. If the file doesn't exist, or is the probe file itself, return the
-    name unchanged.
+    A name without a suffix and a slash is an analysis. If the file doesn't exist, or if it's the probe file itself, the
+    name is returned as it is.
     """
     if "/" in name or Path(name).suffix:
         for folder in (probe.parent, BUILTIN):
@@ -64,7 +66,7 @@ def _find_callback(name: str, probe: Path) -> str:
 
 
 def load_all(probes: list[str]) -> list[ProbeFile]:
-    """Load probe files without duplicates. Raises UsageError if two of them have the same name in records."""
+    """Load probe files, each once. Raises UsageError if two of them have the same name in records."""
     paths: dict[str, Path] = {}
     for path in map(find_probe, probes):
         if not path.samefile(paths.setdefault(path.stem, path)):

@@ -1,4 +1,4 @@
-"""Make maps from their description in a probe file, within limits that all file formats share."""
+"""Make maps from their descriptions in probe files, within limits that are the same for all formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = (
     "step",
     "key",
     *OPS,
-)  # keys that make_map takes
+)  # the keys that make_map accepts
 MAX_BINS = 1024  # bins per histogram
 MAX_SLOTS = 4096  # slots per table
 MAX_KEY = 2  # fields per key of a table
@@ -29,14 +29,16 @@ MAX_BUDGET = 1 << 40  # bytes per log
 
 
 def parse_number(value: Any) -> int | None:
-    """Return a nonnegative integer, written as an integer or a decimal string; None for anything else."""
+    """Parse a nonnegative integer, which may be written as an integer or as a decimal string. Return None for anything
+    else.
+    """
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def parse_capacity(value: Any, what: str, where: str) -> int | None:
-    """Return the number of records, or None for `dynamic` and `count`. Raises MalformedError."""
+    """Parse a number of records. Return None for `dynamic` and `count`. Raises MalformedError."""
     if isinstance(value, str) and value.strip() in ("dynamic", "count"):
         return None
     number = parse_number(value)
@@ -46,7 +48,7 @@ def parse_capacity(value: Any, what: str, where: str) -> int | None:
 
 
 def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
-    """Return (`block`, 8) for `block/8`. Raises MalformedError."""
+    """Parse a sample: return (`block`, 8) for `block/8`. Raises MalformedError."""
     if text is None:
         return None
     unit, _, every = text.partition("/") if isinstance(text, str) else ("", "", "")
@@ -62,7 +64,7 @@ def default_capacity(type_: Any) -> int:
 
 
 def _parse_ops(types: dict[str, str], type_: Any, given: dict[str, Any], what: str, where: str) -> dict[str, str]:
-    """Return the operation of each field that `key`, `min`, `max` or `last` names. Raises GptError."""
+    """Return the operations of the fields that `key`, `min`, `max` and `last` name. Raises GptError."""
     found: dict[str, str] = {}
     for op, names in given.items():
         if op == "key" and type_ != "table":
@@ -108,7 +110,9 @@ def _parse_scale(
 def _lay_out_table(
     fields: tuple[Field, ...], size: int, capacity: int | None, what: str, where: str
 ) -> tuple[tuple[Field, ...], int, int]:
-    """Return a table's fields, and its record size and stride, both the size of a slot. Raises GptError."""
+    """Return the fields of a table, its record size, and its stride. Both are the size of a slot. Raises
+    GptError.
+    """
     if size != layout([(field.name, field.type) for field in fields])[1]:
         raise GptError(f"{what}: 'size' is not for tables", where)
     if any(field.size < 4 for field in fields):
@@ -140,9 +144,9 @@ def make_map(
     step: Any = None,
     **ops: Any,
 ) -> Map:
-    """Return a map with these fields. `what` and `where` begin messages. Raises GptError for contradictions.
+    """Make a map with these fields. Messages begin with `what` and `where`. Raises GptError for contradictions.
 
-    `ops` has the names of the fields for `key` and for each key of OPS.
+    `ops` has the names of the fields for `key`, and for each key of OPS.
     """
     leader = leader or ("all" if type != "array" else "active")
     placed, taken = layout(fields, _parse_ops(dict(fields), type, ops, what, where))
@@ -178,6 +182,6 @@ def make_map(
     line = int(where.rpartition(":")[2])
     counts = counts and not scale
     made = Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type, counts, scale)
-    if made.budget is not None and made.budget < 16 + made.stride:  # the log's count, a record and its unit
+    if made.budget is not None and made.budget < 16 + made.stride:  # the count of the log, a record, and its unit
         raise GptError(f"{what}: a budget of {budget} bytes, in which no record has room", where)
     return made

@@ -61,13 +61,13 @@ def compile_python(source: str, path: str) -> ProbeFile:
 
 
 class _File:
-    """The module level: maps, shared registers, constants, probes."""
+    """Compiles the module level of a file: maps, shared registers, constants and probes."""
 
     def __init__(self, source: str, path: str) -> None:
         self.source, self.path = source, path
         self.maps: dict[str, Map] = {}
         self.probes: list[Probe] = []
-        self.shared: dict[str, Register] = {}  # by name in Python
+        self.shared: dict[str, Register] = {}  # by their names in Python
         self.registers: list[Register] = []
         self.constants: dict[str, int | float] = {}
         self.callback: str | None = None
@@ -94,7 +94,7 @@ class _File:
                     self.constants[name] = found
                 case _:
                     raise self.fault(node, f"a probe file may not contain '{_first_line(node)}'")
-        for function in functions:  # after everything they may refer to
+        for function in functions:  # last, because they may refer to anything else
             self.probe(function)
         if not self.probes:
             raise GptError("no probe in it", self.path)
@@ -104,7 +104,7 @@ class _File:
         )
 
     def check_names(self, module: ast.Module) -> None:
-        """Reject `x.clock()` if x wasn't imported."""
+        """Raise an error for `x.clock()` if x wasn't imported."""
         nodes = list(ast.walk(module))
         imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
@@ -124,7 +124,7 @@ class _File:
             text = TYPES[type_].constant(initial)
         except ValueError as error:
             raise self.fault(node, f"register '{name}': {error}") from None
-        register = f"%${name}" if f"%{name}" in SPECIAL else f"%{name}"  # `clock` is a good name
+        register = f"%${name}" if f"%{name}" in SPECIAL else f"%{name}"  # a name such as `clock` is allowed
         self.shared[name] = Register(register, type_, text, node.lineno)
 
     def type(self, node: ast.expr) -> str:
@@ -134,7 +134,7 @@ class _File:
         raise self.fault(node, f"'{_first_line(node)}' is not a type, as nl.u64")
 
     def options(self, node: ast.ClassDef | ast.FunctionDef, name: str, known: set[str]) -> dict[str, Any]:
-        """Return the arguments of the decorator; there must be exactly one decorator."""
+        """Return the arguments of the decorator. There must be exactly one."""
         match node.decorator_list:
             case [ast.Call(ast.Name(called) | ast.Attribute(_, called), [], keywords)] if called == name:
                 found: dict[str, Any] = {}
@@ -149,7 +149,7 @@ class _File:
         raise self.fault(node, f"'{node.name}' needs @{name}(...), alone")
 
     def constant(self, value: ast.expr) -> Any:
-        """Return the value of a constant or a list of constants, or None for anything else."""
+        """Return the value of a constant, or of a list of constants. Return None for anything else."""
         match value:
             case ast.Constant(constant):
                 return constant

@@ -1,4 +1,6 @@
-"""Compile a probe's Python statements to PTX: assignments and saves, `if` as guards, `for` unrolled. See python.py."""
+"""Compile the Python statements of a probe to PTX: assignments and saves, `if` as guards, and `for` by unrolling. See
+python.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from gpt.probe.model import Line, Save, Snippet
 from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
 from gpt.ptx import tree
 
-MAX_TURNS = 64  # iterations of a loop that's unrolled
+MAX_TURNS = 64  # iterations of a loop, which is unrolled
 MAX_ALL_TURNS = 4096  # iterations of all loops of a probe
 
 
 class Compiler(ExpressionLines):
-    """Compiles one probe: statements become lines of PTX, and names become registers. Errors are raised with their
-    line.
+    """Compiles one probe: statements become lines of PTX, and names become registers. Errors have the line of the
+    statement.
     """
 
     def function(self, node: ast.FunctionDef) -> Snippet:
@@ -58,12 +60,12 @@ class Compiler(ExpressionLines):
                     raise self.fault(self.node, f"'{name}': an operand has no type; say one, as nl.u32(...)")
                 default = TYPES["f64" if isinstance(value.number, float) else "s64"]
                 self.own[name] = Value(self._new(value.type or default, name), value.type or default)
-                guard = None  # there's no earlier value to keep
+                guard = None  # there's no earlier value that could be kept
             own = self.own[name]
             assert isinstance(own.operand, tree.Name) and own.type
             target, type_ = own.operand, own.type
         value = self._convert(value, type_)
-        if self.last and value.operand == tree.Name(self.last):  # let the instruction write it directly
+        if self.last and value.operand == tree.Name(self.last):  # let the instruction write its result there
             line = self.lines[-1]
             assert isinstance(line.node, tree.Instruction)
             node = replace(line.node, operands=(target, *line.node.operands[1:]), guard=guard)
@@ -80,13 +82,13 @@ class Compiler(ExpressionLines):
         outer = tree.Name(guard.register) if guard else None
         if outer:
             inside = self._compute("and.pred", PRED, outer, held)
-        elif any(own.operand == held for own in self.own.values()):  # the body may change it
+        elif any(own.operand == held for own in self.own.values()):  # the body may change its value
             inside = self._compute("mov.pred", PRED, held)
         else:
             inside = Value(held, PRED)
         assert isinstance(inside.operand, tree.Name)
         unless: Value | None = None
-        if otherwise:  # before the body can change what the test read
+        if otherwise:  # before the body can change what the test has read
             unless = self._compute("not.pred", PRED, held)
             if outer:
                 unless = self._compute("and.pred", PRED, outer, self._operand(unless))
@@ -120,7 +122,7 @@ class Compiler(ExpressionLines):
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
         found = [self._value(value) for value in values]
-        operands = tuple(  # an operand from the program keeps its type
+        operands = tuple(  # an operand of the program keeps its type
             self._operand(value if value.operand and not value.type else self._convert(value, TYPES[field.type]))
             for value, field in zip(found, map_.fields, strict=True)
         )

@@ -1,4 +1,6 @@
-"""Compile Python expressions of a probe to PTX: to a constant, a register, or an instruction with a new register."""
+"""Compile the Python expressions of a probe to PTX: to a constant, a register, or an instruction with a new
+register.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class LanguageType:
     bits: int
 
     def constant(self, value: int | float) -> str:
-        """Write a constant of this type in PTX. Raises ValueError if it doesn't fit."""
+        """Return a constant of this type in PTX syntax. Raises ValueError if it doesn't fit."""
         if self.kind == "f":
             try:
                 data = struct.pack(">f" if self.bits == 32 else ">d", float(value))
@@ -38,7 +40,8 @@ TYPES = {
     for name in ("u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64", "b16", "b32", "b64")
 } | {"i32": LanguageType("s32", "s", 32), "i64": LanguageType("s64", "s", 64)}
 PRED = LanguageType("pred", "p", 1)
-# The helper and type behind nl.NAME or nl.NAME(). An instruction's operand has no type until it's used.
+# What nl.NAME or nl.NAME() stands for: a helper and its type. An operand of the instruction has no type until it's
+# used.
 SOURCES: dict[str, tuple[str, str | None]] = {
     **{name: (name.upper(), None) for name in ("out", "in1", "in2", "in3", "in4")},
     "addr": ("ADDR", "u64"),
@@ -54,7 +57,7 @@ SOURCES: dict[str, tuple[str, str | None]] = {
     "laneid": ("LANEID", "u32"),
     "block": ("BLOCK", "u64"),
 }
-_BINARY: dict[type, tuple[str, str]] = {  # for integers, for floats
+_BINARY: dict[type, tuple[str, str]] = {  # PTX opcodes, for integers and for floats
     ast.Add: ("add.{t}", "add.{t}"),
     ast.Sub: ("sub.{t}", "sub.{t}"),
     ast.Mult: ("mul.lo.{t}", "mul.{t}"),
@@ -77,7 +80,7 @@ _COMPARE: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An operand and its type, which is None for an instruction's operand; a constant has only a `number`."""
+    """An operand and its type. The type is None for an operand of the instruction. A constant only has a `number`."""
 
     operand: tree.Operand | None
     type: LanguageType | None
@@ -85,7 +88,7 @@ class Value:
 
 
 def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int | float | None:
-    """Evaluate an expression of constants, or return None. Integers stay within 64 bits."""
+    """Evaluate an expression that consists of constants; return None for others. Integers must fit in 64 bits."""
     match node:
         case ast.Constant(int() | float() as value) if not isinstance(value, bool):
             found: int | float = value
@@ -114,9 +117,10 @@ def number(node: ast.expr | None, constants: Mapping[str, int | float]) -> int |
 
 
 class ExpressionLines:
-    """The expressions of one probe. `lines` gets the code that computes them, `registers` the registers that hold them.
+    """Compiles the expressions of a probe. The code is added to `lines`, and the registers that it needs to
+    `registers`.
 
-    Errors are raised with the line of `node`, the current statement.
+    Errors have the line of `node`, which is the current statement.
     """
 
     def __init__(
@@ -156,7 +160,7 @@ class ExpressionLines:
         return tree.Name(register)
 
     def _compute(self, opcode: str, type_: LanguageType, *operands: tree.Operand) -> Value:
-        """Emit an instruction and return the temporary with its result."""
+        """Emit an instruction, and return the temporary that holds its result."""
         result = self._new(type_)
         self._emit(opcode, result, *operands)
         self.last = result.name
@@ -165,7 +169,7 @@ class ExpressionLines:
     # Expressions
 
     def _value(self, node: ast.expr) -> Value:
-        """Return the value of an expression, emitting code unless it's a constant or a register."""
+        """Return the value of an expression. Emit code unless it's a constant or a register."""
         constant = number(node, self.constants)
         if constant is not None:
             return Value(None, None, constant)
@@ -265,14 +269,14 @@ class ExpressionLines:
         a, b, type_ = self._common(left, right)
         name = _COMPARE[type(op)]
         if name == "ne" and type_.kind == "f":
-            name = "neu"  # NaN differs from everything, as in Python
+            name = "neu"  # NaN is different from everything, as in Python
         return self._compute(f"setp.{name}.{_arithmetic(type_)}", PRED, a, b)
 
     def _both(self, name: str, left: Value, right: Value) -> Value:
         return self._compute(f"{name}.pred", PRED, self._predicate(left), self._predicate(right))
 
     def _predicate(self, value: Value) -> tree.Operand:
-        """Return a value as a predicate; nonzero numbers are true."""
+        """Return a value as a predicate: numbers are true unless they're 0."""
         if value.type is PRED:
             return self._operand(value)
         value = self._typed(value)
@@ -282,7 +286,7 @@ class ExpressionLines:
         return self._operand(self._compute(name, PRED, self._operand(value), zero))
 
     def _common(self, left: Value, right: Value) -> tuple[tree.Operand, tree.Operand, LanguageType]:
-        """Convert two operands to their common type, and return them with it."""
+        """Convert two operands to their common type, and return them and the type."""
         types = [value.type for value in (left, right) if value.type]
         if PRED in types:
             raise self.fault(self.node, "computes with a condition")
@@ -319,7 +323,7 @@ class ExpressionLines:
         if given is PRED or to is PRED:
             raise self.fault(self.node, "computes with a condition")
         operand = self._operand(value)
-        if given is None:  # an operand from the program has the type that the probe gives it
+        if given is None:  # an operand of the program gets the type that the probe says
             return self._compute(f"mov.b{to.bits}", to, operand)
         if given.bits == to.bits and "f" not in (given.kind, to.kind):
             return Value(operand, to)
@@ -335,5 +339,5 @@ class ExpressionLines:
 
 
 def _arithmetic(type_: LanguageType) -> str:
-    """Return the type to compute with: untyped bits count as unsigned."""
+    """Return the type in which to compute. Bits without a type count as unsigned."""
     return f"u{type_.bits}" if type_.kind == "b" else type_.name

@@ -1,8 +1,8 @@
-"""Print probes as TOML, in tables [map.*] and [probe.*], whatever format they were written in.
+"""Print probes as TOML, in tables [map.*] and [probe.*], whatever the format of the file.
 
-Parsing the output results in the same model: maps, probes, registers in order, and the callback. Comments are lost. A
-register is declared in the first snippet that uses it, or earlier if needed to keep the registers in order. Python
-allows letters in a register's name that PTX doesn't; such registers are renamed.
+Parsing the output gives the same model: the same maps, probes, registers in the same order, and callback. Comments are
+lost. A register is declared in the first snippet that uses it, or in an earlier one if that's necessary to keep the
+order. Python allows letters in the names of registers that PTX doesn't allow; such registers are renamed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpt.ptx import tree
 from gpt.ptx.tokens import NAME
 
 _NAME = re.compile(NAME, re.ASCII)
-_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # including the letters that Python allows
+_REGISTER = re.compile(r"%(?:[\w$]|[^\x00-\x7f])+", re.ASCII)  # includes letters that only Python allows
 _BARE = re.compile(r"[\w-]+", re.ASCII)
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_toml(file: ProbeFile) -> str:
-    """Return the probes of a file as TOML. Raises GptError if it would be too large to read back."""
+    """Return the probes of a file as TOML. Raises GptError if the result would be too large to be read."""
     text: str = toml.dumps(_tables(file), _Encoder())
     if len(text.encode()) > MAX_SOURCE:
         raise GptError(f"as TOML it would be larger than {MAX_SOURCE >> 20} MiB", file.path)
@@ -40,7 +40,7 @@ def to_toml(file: ProbeFile) -> str:
 
 
 class _Literal(str):
-    """A snippet."""
+    """The text of a snippet."""
 
 
 class _Inline(dict[str, str]):
@@ -82,7 +82,7 @@ def _map(map_: Map) -> dict[str, Any]:
 
 
 def _probe(probe: Probe) -> dict[str, Any]:
-    """Return a probe's table without its snippets."""
+    """Return the table of a probe, without its snippets."""
     table: dict[str, Any] = {"position": ":".join(map(_position, probe.positions)), "level": probe.level}
     if probe.no_pred:
         table["no_pred"] = True
@@ -92,7 +92,7 @@ def _probe(probe: Probe) -> dict[str, Any]:
 
 
 def _position(position: Position) -> str:
-    is_word = position.kind == "opcode" and str(position) in RESERVED  # an opcode only if a dot precedes it
+    is_word = position.kind == "opcode" and str(position) in RESERVED  # with a dot before it, it's an opcode
     return f".{position}" if is_word else str(position)
 
 
@@ -100,7 +100,7 @@ def _position(position: Position) -> str:
 
 
 def _plain_names(file: ProbeFile) -> Mapping[str, str]:
-    """Choose PTX names for registers whose names PTX doesn't allow."""
+    """Choose names for registers whose names PTX doesn't allow."""
     taken = {register.name for register in file.registers}
     found: dict[str, str] = {}
     for name in (register.name for register in file.registers if not _NAME.fullmatch(register.name)):
@@ -113,7 +113,9 @@ def _plain_names(file: ProbeFile) -> Mapping[str, str]:
 
 
 def _declarations(file: ProbeFile) -> list[list[Register]]:
-    """Assign each register to the snippet that declares it: the first that uses it, or earlier, to keep their order."""
+    """Choose the snippet that declares each register: the first snippet with that register, or an earlier one to keep
+    the order.
+    """
     snippets = [snippet for probe in file.probes for _, snippet in probe.snippets]
     users: dict[str, int] = {}
     for number, snippet in enumerate(snippets):
@@ -136,18 +138,20 @@ def _initial(register: Register) -> str:
 
 
 def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
-    """Write the statements of a snippet, with these register names."""
+    """Return the statements of a snippet, with these names of registers."""
     nodes = [line.node for line in snippet.lines]
     texts = [_save(node) if isinstance(node, Save) else str(node) for node in nodes]
     return [_REGISTER.sub(lambda found: names.get(found[0], found[0]), text) for text in texts] if names else texts
 
 
 def _save(save: Save) -> str:
-    """Write a SAVE: a whole record names its map, a part of one goes to the map with the probe's name."""
+    """Return a SAVE. If it saves a whole record, it names the map; otherwise it goes to the map with the probe's
+    name.
+    """
     is_whole = save.first == 0 and save.last
     if is_whole and _NAME.fullmatch(save.map):
         target = f" [{save.map}]"
-    elif is_whole and save.map.isidentifier():  # may be the name of a Python class
+    elif is_whole and save.map.isidentifier():  # it may be the name of a Python class
         target = f' ["{save.map}"]'
     else:
         target = f".{save.types[0]}"
@@ -159,14 +163,14 @@ def _save(save: Save) -> str:
 
 
 class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
-    """Write values readably, and quote keys where needed."""
+    """Writes values so that people can read them, and quotes keys if necessary."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dump_funcs |= {str: _string, _Literal: _code, _Inline: self._inline}
 
     def dump_sections(self, o: Mapping[str, Any], sup: str) -> tuple[str, dict[str, Any]]:
-        """Return the values of a table, and the tables in it by their keys as written."""
+        """Return the values in a table, and the tables in it by the keys as they're written."""
         values = "".join(f"{_key(k)} = {self.dump_value(v)}\n" for k, v in o.items() if type(v) is not dict)
         return values, {_key(key): value for key, value in o.items() if type(value) is dict}
 
@@ -183,7 +187,9 @@ def _string(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Write text of several lines verbatim, or with escapes if it contains `'''` or unprintable characters."""
+    """Return text of several lines as it is, or with escapes if it contains `'''` or characters that aren't
+    printable.
+    """
     lines = text.split("\n")
     if len(lines) == 1:
         return _string(text)

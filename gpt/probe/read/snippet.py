@@ -1,8 +1,8 @@
-"""Parse the text of a snippet, PTX with helpers and SAVE, into the statements of model.py.
+"""Parse the text of a snippet, which is PTX with helpers and SAVE, into the statements of model.py.
 
-`SAVE.u64 {%a};` adds fields of that type to the record of its probe; `SAVE [MAP] {%a, %b};` writes a whole record.
-`SAVE ["MAP"]` can name any map. `.reg` declares registers that all probes of the file share; `= 0` sets the initial
-value of one.
+`SAVE.u64 {%a};` adds fields of that type to the record of its probe, and `SAVE [MAP] {%a, %b};` writes a whole record.
+`SAVE ["MAP"]` can name any map. `.reg` declares registers, which all probes of the file share; `= 0` sets the initial
+value of a register.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpt.ptx.types import SIZES, integer
 
 _NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
 MAX_TEXT = 1 << 16  # bytes per snippet
-MAX_REGISTERS = 64  # in a declaration with a count
+MAX_REGISTERS = 64  # registers in a declaration that has a count
 
 
 def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = True) -> tuple[Snippet, list[Register]]:
-    """Parse a snippet that begins on line `first` of the file `path`; return its statements and declarations.
+    """Parse a snippet that begins on line `first` of the file `path`. Return its statements and its declarations.
 
-    If it `is_text`, its line breaks are lines of the file; otherwise it's a string on one line. A SAVE without a map
-    goes to the map with the probe's name. Raises MalformedError, GptError with file and line.
+    If `is_text`, the lines of the text are lines of the file; otherwise, it's a string on a single line. A SAVE that
+    doesn't name a map goes to the map with the probe's name. Raises MalformedError and GptError, with file and line.
     """
     if len(text) > MAX_TEXT:
         raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
@@ -40,10 +40,10 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
         for statement in statements:
             line = first + module.line(statement.start) - 1 if is_text else first
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
-            if more:  # a label with its list
+            if more:  # a label that's followed by a list
                 node = more[0]
-            checked = node.operands[-1:] if _is_save(node) else (node,)  # a map can have any name
-            if not all(str(part).isascii() for part in checked):  # a string; template.py relies on it
+            checked = node.operands[-1:] if _is_save(node) else (node,)  # the name of a map can be anything
+            if not all(str(part).isascii() for part in checked):  # such as strings; template.py relies on ASCII
                 raise MalformedError(
                     f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
                 )
@@ -58,7 +58,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
     except MalformedError as error:
         if module is not None or not error.where.startswith(":"):
             raise
-        line = int(error.where[1:].partition(":")[0])  # the line within the snippet
+        line = int(error.where[1:].partition(":")[0])  # line number within the snippet
         raise _malformed(error, path, first + line - 1 if is_text else first, probe) from None
     return Snippet(tuple(lines)), registers
 
@@ -103,7 +103,9 @@ def _is_save(node: tree.Statement) -> TypeGuard[tree.Instruction]:
 
 
 def _is_first_value(value: tree.Operand, type_: str) -> bool:
-    """Return whether this can initialize a register: a number of its type that's also valid as untyped bits."""
+    """Return whether a register can be initialized with this: a number of its type that's also valid as bits without a
+    type.
+    """
     if SIZES[type_] < 2 or not isinstance(value, tree.Number | tree.Prefixed):
         return False
     return not any(find_fault(value, wanted) for wanted in (type_, f"b{SIZES[type_] * 8}"))
@@ -118,7 +120,7 @@ def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
         case (tree.Address((tree.Name(name, ()),)), tree.Vector(values)) if not node.modifiers and values:
             return Save(name, values, (), guard=node.guard)
         case (tree.Address((tree.String(name),)), tree.Vector(values)) if not node.modifiers and values:
-            if name.isidentifier():  # could be the name of a Python class
+            if name.isidentifier():  # it may be the name of a Python class
                 return Save(name, values, (), guard=node.guard)
     raise MalformedError(
         f"probe '{probe}': '{node}' is neither 'SAVE.u64 {{%a}};' nor 'SAVE [MAP] {{%a}};'", f"{path}:{line}"

@@ -29,7 +29,7 @@ TOP = {
     "name",
     "version",
     "license",
-    "regs",  # number of shared registers, from Neutrino's compiler; ignored, as the snippets show them
+    "regs",  # the number of shared registers, written by Neutrino's compiler; ignored, because the snippets show it
 }
 FIRST = {"position", "pos", "datamodel", "before", "after", "no_pred", "sample", "leader", "budget", "level"}
 PROBE = {"position", "pos", "level", "register", "before", "after", "no_pred", "sample"}
@@ -37,15 +37,15 @@ MAP = {"level", "size", "cap", "data", "regs", "fields", *OPTIONS}
 
 
 def parse_toml(source: str, path: str) -> ProbeFile:
-    """Parse probes in TOML. Raises MalformedError, GptError with file and line."""
+    """Parse a probe file in TOML. Raises MalformedError and GptError, with file and line."""
     return _parse(source, path, _TomlReader.read)
 
 
 def parse_maps(source: str, path: str) -> tuple[tuple[Map, ...], str | None]:
-    """Return the maps and the callback of a probe file, which are all that describes its results.
+    """Return the maps and the callback of a probe file, which are all that's needed to read its results.
 
-    Second-generation code isn't parsed: compilers write some that ptxas rejects. Raises the same errors as
-    `parse_toml`.
+    Code of the second generation isn't parsed, because compilers write some that ptxas rejects. Raises the same errors
+    as `parse_toml`.
     """
     return _parse(source, path, _TomlReader.read_maps)
 
@@ -57,7 +57,7 @@ def _parse(source: str, path: str, read: Callable[[_TomlReader], T]) -> T:
     source = source.replace("\r\n", "\n")
     try:
         tables = tomllib.loads(source)
-    except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
+    except ValueError as error:  # either TOMLDecodeError, or an integer has thousands of digits
         text, _, place = str(error).partition(" (at line ")
         line = place.partition(",")[0]
         where = f"{path}:{line}" if line.isdecimal() else path
@@ -66,12 +66,12 @@ def _parse(source: str, path: str, read: Callable[[_TomlReader], T]) -> T:
         raise MalformedError("TOML: nested too deep", path) from None
     try:
         return read(_TomlReader(source, path, tables))
-    except GptError as error:  # it may quote text of many lines
+    except GptError as error:  # the message may quote many lines
         raise type(error)(printable(error.fact), error.where) from error
 
 
 class _TomlReader:
-    """One file being read. `where` turns the dotted name of a table or key into a location."""
+    """Reads one file. `where` converts the dotted name of a table or key to a location."""
 
     def __init__(self, source: str, path: str, tables: dict[str, Any]) -> None:
         self.source, self.path, self.tables = source, path, tables
@@ -82,7 +82,7 @@ class _TomlReader:
         return f"{self.path}:{self.line(*names)}"
 
     def line(self, *names: str) -> int:
-        """Return the line of a key, or of the nearest table that contains it."""
+        """Return the line of a key, or of the innermost table that contains it."""
         while names:
             if found := self.lines.get(".".join(names)):
                 return found[0]
@@ -111,7 +111,7 @@ class _TomlReader:
         return callback
 
     def is_second(self) -> bool:
-        """Return whether the file has the second generation's format. Raises MalformedError for unknown keys."""
+        """Return whether the file has the format of the second generation. Raises MalformedError for unknown keys."""
         tables = self.tables
         second = any(_holds_tables(tables.get(name)) for name in ("probe", "map"))
         for key, value in tables.items():
@@ -123,7 +123,7 @@ class _TomlReader:
                 raise MalformedError(f"table '{key}' beside [probe.*] and [map.*]", self.where(key))
         return second
 
-    # First generation: every table is a probe with its own map
+    # First generation: every table is a probe with a map of its own
 
     def first(self) -> tuple[list[Map], list[Probe]]:
         maps, probes = [], []
@@ -148,7 +148,7 @@ class _TomlReader:
         return maps, probes
 
     def datamodel(self, name: str, text: Any, dynamic: bool | None) -> tuple[str, int, int | None]:
-        """Return the level, bytes and capacity from `warp:16`, `thread:8:128` or `thread:16:count`."""
+        """Return the level, the bytes and the capacity from `warp:16`, `thread:8:128` or `thread:16:count`."""
         where = self.where(name, "datamodel")
         parts = text.split(":") if isinstance(text, str) else [""]
         level, *rest = (part.strip() for part in parts)
@@ -163,7 +163,9 @@ class _TomlReader:
         return level, size, capacity
 
     def own_map(self, probe: Probe, table: dict[str, Any], size: int, capacity: int | None) -> tuple[Probe, Map]:
-        """Make a first-generation probe's map. Its fields are in the order of the SAVEs, which get their numbers."""
+        """Make the map of a first-generation probe. Its fields are in the order of the SAVEs, which get the numbers of
+        their fields.
+        """
         fields: list[tuple[str, str]] = []
         total = sum(len(save.values) for _, snippet in probe.snippets for save in snippet.saves)
 
@@ -205,8 +207,8 @@ class _TomlReader:
         return list(maps.values()), probes
 
     def typed(self, probe: Probe, maps: dict[str, Map]) -> Probe:
-        """Give a probe's SAVEs the types of their map's fields. SAVEs without a map together fill one record of the map
-        with the probe's name.
+        """Set the types of a probe's SAVEs to the types of the fields in their map. SAVEs that don't name a map fill
+        one record of the map with the probe's name.
         """
         own = maps.get(probe.name)
         fields = own.fields if own else ()
@@ -255,7 +257,9 @@ class _TomlReader:
         return make_map(name, what, where, fields, level=level, size=size, capacity=capacity, **options)
 
     def fields(self, what: str, given: Any, where: str) -> list[tuple[str, str]]:
-        """Return named types: `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]`, `[{name=, type=}]`."""
+        """Return named types. They can be given as `{a = "u64"}`, `{a = ["u64", 0]}`, `["u64"]`, `[["a", "u64"]]` or
+        `[{name=, type=}]`.
+        """
         found: list[tuple[str, str]] = []
         items = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
         for key, value in items:
@@ -275,7 +279,9 @@ class _TomlReader:
         return found
 
     def counted(self, name: str, given: Any) -> None:
-        """Parse `register` of the second generation: types, or a count, which is ignored, as the snippets show it."""
+        """Parse `register` of the second generation: types, or a count, which is ignored, because the snippets
+        show it.
+        """
         where = self.where("probe", name, "register")
         if given is None or isinstance(given, int | list):
             return
@@ -285,7 +291,7 @@ class _TomlReader:
             if key.startswith("%") and isinstance(value, str) and value in SIZES:
                 self.declare(Register(key, value, None, self.line("probe", name, "register")), name)
 
-    # Both
+    # Both generations
 
     def check(self, name: str, table: Any, known: set[str], *names: str) -> None:
         if not isinstance(table, dict):
@@ -358,7 +364,7 @@ def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
 
 
 def _field_name(value: Any, taken: list[str]) -> str:
-    """Derive a field's name from the saved value: lstart from `%lstart`, addr from ADDR."""
+    """Derive the name of a field from the value that's saved: lstart from `%lstart`, addr from ADDR."""
     name = str(value).lstrip("%").replace(".", "_").lower()
     name = "".join(c for c in name if c.isalnum() or c == "_") or "field"
     unique, number = name, 2

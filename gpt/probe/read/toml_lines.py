@@ -1,4 +1,6 @@
-"""Find the lines of tables, keys and multi-line strings in a TOML file: messages need them, and tomllib drops them."""
+"""Find the lines of tables, keys and multi-line strings in a TOML file. Messages need them, and tomllib doesn't keep
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ _HEADER = compiled(r"[\[\]\s\"']")
 
 
 def lines_of(source: str) -> dict[str, tuple[int, bool]]:
-    """Return the line of each table (`probe.count`) and key (`probe.count.before`); for text, its first line.
+    """Return the line of each table (`probe.count`) and key (`probe.count.before`). For multi-line text, it's the first
+    line.
 
-    The flag says whether a key's value is a multi-line string, whose lines are lines of the file.
+    The flag says whether the value of a key is a multi-line string, whose lines are lines of the file.
     """
     found: dict[str, tuple[int, bool]] = {}
     table, line, at = "", 1, 0

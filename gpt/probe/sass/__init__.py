@@ -1,8 +1,8 @@
-"""Weave probes into machine code, for kernels that come without PTX, and explain where they can go.
+"""Weave probes into machine code, for kernels that come without PTX, and explain where probes can go.
 
-    weave(cubin, name, arch, files, compiler)       one kernel with probes, proven (weave.py)
+    weave(cubin, name, arch, files, compiler)       weave probes into one kernel, and prove the result (weave.py)
 
-From a probe to machine words: function.py presents the kernel's instructions as PTX; body.py lowers a snippet to a PTX
-function, which snippets.py compiles; values.py determines which values snippets keep; registers.py, trampoline.py and
-draft.py write the words into the kernel, surrounded by instructions from glue.py.
+The way from a probe to machine words: function.py presents the kernel's instructions as PTX; body.py lowers a snippet
+to a PTX function, which snippets.py compiles; values.py determines which values snippets keep; registers.py,
+trampoline.py and draft.py write the words into the kernel, with instructions from glue.py around them.
 """

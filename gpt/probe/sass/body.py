@@ -1,15 +1,16 @@
-"""A probe's code at a place, lowered to a PTX function that ptxas compiles on its own.
+"""Lower the code of a probe at a place to a PTX function, which ptxas can compile on its own.
 
-ptxas's calling convention fixes the registers of a function: it takes a structure of up to 48 bytes in R4 to R15 and
-returns one from R4 on. Before its RET, it waits for everything that it started. So the body of a probe becomes
+ptxas's calling convention fixes the registers of a function: the parameter is a structure of up to 48 bytes in R4 to
+R15, and the result is returned in R4 and up. Before its RET, the function waits for everything that it has started. So
+the body of a probe becomes
 
     .func (.param .b8 out[4]) body (.param .b8 in[12])      values that outlive it, then inputs
 
-whose words do the probe's work once their registers are renamed. Values that probes share and keep from one place to
-another (`kept`) come first and are all returned, so that each is in the same register on entry and on return. After
-them come addresses of maps and values of the site, which are only inputs.
+whose words do the work of the probe once their registers have been renamed. Values that probes share and keep from one
+place to another (`kept`) come first, and all of them are returned, so that each is in the same register on entry and on
+return. After them come the addresses of maps, and values of the site; these are only inputs.
 
-A body computes everything that its place needs; the kernel's entry computes nothing for it.
+A body computes everything that's needed at its place. Nothing is computed for it at the entry of the kernel.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from gpt.probe.plan.plan import Plan
 from gpt.probe.sass.function import GUARD, ONCE, SIZE, UNITS
 from gpt.ptx.types import SIZES
 
-MOST = 48  # a function takes this many bytes in registers
-FIRST = 4  # the register that holds the first bytes
-_COMPUTED = {  # values of a site that take code to compute
+MOST = 48  # a function can have this many bytes of parameters in registers
+FIRST = 4  # the first register for parameters
+_COMPUTED = {  # values of a site that have to be computed
     ONCE: f""".reg .pred {ONCE};
 {{ .reg .b32 %mask, %below; activemask.b32 %mask; mov.u32 %below, %lanemask_lt;
 and.b32 %mask, %mask, %below; setp.eq.u32 {ONCE}, %mask, 0; }}""",
@@ -38,9 +39,9 @@ and.b32 %mask, %mask, %below; setp.eq.u32 {ONCE}, %mask, 0; }}""",
 
 @dataclass(frozen=True)
 class Member:
-    """A value that a body takes: its PTX register, its type, and its position among R4 and up.
+    """A value that a body needs: its PTX register, its type, and its position in R4 and up.
 
-    `kind` is kept, map or site; `name` identifies the value.
+    `kind` is kept, map or site; `name` says which one of these it is.
     """
 
     kind: str
@@ -57,7 +58,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Body:
-    """A function's text except its name, and the values that it takes."""
+    """The text of a function without its name, and the values that it needs."""
 
     text: str
     members: tuple[Member, ...]
@@ -71,9 +72,9 @@ class Body:
 def lower(
     plan: Plan, names: list[Names], use: PlacedSnippet, constants: dict[str, str], *, redux: bool = True
 ) -> tuple[Body, set[str]]:
-    """Return a snippet's body, and the registers of its file that outlive it.
+    """Return the body of a snippet, and which registers of its file outlive it.
 
-    `constants` are registers that have the same value whenever the snippet begins. Raises CannotProbe.
+    `constants` are registers with a value that's always the same when the snippet begins. Raises CannotProbe.
     """
     code = Emitter("t_", redux=redux, meets=True)
     members: dict[str, Member] = {}
@@ -125,7 +126,7 @@ def lower(
 
 
 def _names(text: str, name: str) -> bool:
-    """Return whether the text contains a register's name as a whole word."""
+    """Return whether the name of a register occurs in the text as a whole word."""
     at = text.find(name)
     while at >= 0:
         end = at + len(name)
@@ -140,7 +141,7 @@ def _moved(type_: str) -> str:
 
 
 def _place(members: list[Member]) -> list[Member]:
-    """Assign registers: to returned values first, and to pairs before single registers."""
+    """Assign registers to values: first to values that are returned, and to pairs before single registers."""
     order = sorted(members, key=lambda one: (one.kind != "kept", -one.count, one.register))
     found: list[Member] = []
     at = 0
@@ -194,7 +195,7 @@ def _function(members: list[Member], lines: list[str]) -> str:
 
 
 def make_initial(names: Names, file: int, name: str) -> Body:
-    """Return the body that sets a kept register to its initial value, or to 0."""
+    """Return the body that sets a kept register to its initial value, or to 0 if it has none."""
     type_, register, value = names.types[name], names.names[name], names.initial.get(name, "0")
     placed = _place([Member("kept", f"{file}:{name}", register, type_)])
     line = f"setp.ne.u32 {register}, {value}, 0;" if type_ == "pred" else f"mov.{_moved(type_)} {register}, {value};"
@@ -204,5 +205,5 @@ def make_initial(names: Names, file: int, name: str) -> Body:
 
 
 def is_guarded(body: Body) -> bool:
-    """Return whether the body needs the site's guard."""
+    """Return whether the body needs the guard of the site."""
     return any(member.name == GUARD for member in body.members)

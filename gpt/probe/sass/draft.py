@@ -1,5 +1,5 @@
-"""A trampoline under construction: its words and parts, and the results that are in flight or pending at its end
-(trampoline.py).
+"""A trampoline while it's being written (trampoline.py): its words and parts, and which results are pending or in
+flight at its end.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from gpt.sass.words import (
 )
 from gpt.sass.woven import Inserted, Moved, Snippet
 
-LONG = 15  # the longest stall
-_HINTED = 11  # the longest stall with the scheduler's hint
+LONG = 15  # the longest possible stall
+_HINTED = 11  # the longest stall with the hint for the scheduler
 _CONTROL = ((1 << 21) - 1) << 105
 
 
 @dataclass
 class Draft:
-    """The words so far. `pending` has the results of fixed latency that are still to arrive: registers, cycles left,
-    and whether a snippet's or our own word wrote them.
+    """The words so far. `pending` lists results of fixed latency that haven't arrived: their registers, the cycles
+    left, and whether a word of a snippet or of our own wrote them.
     """
 
     table: Table
     start: int
-    own: int  # registers that hold the kernel's values
+    own: int  # registers that hold values of the kernel
     pending: list[tuple[int, int, bool]]
     words: list[int] = field(default_factory=list)
     parts: list[Inserted | Moved] = field(default_factory=list)
-    waits: int = 0  # our own barriers that the next word must wait for
-    reads: int = 0  # the site's registers that snippets read
+    waits: int = 0  # our own barriers for which the next word has to wait
+    reads: int = 0  # registers of the site that snippets read
     saved: int = 0
 
     @property
@@ -53,7 +53,7 @@ class Draft:
         return self.start + len(self.words)
 
     def glue(self, words: list[int], flight: InFlight) -> None:
-        """Add a part made of our own words, which don't depend on each other."""
+        """Add a part that consists of our own words, which don't depend on each other."""
         reads = writes = 0
         for word in words:
             masks = self.table.decoder(word).masks(word)
@@ -102,7 +102,7 @@ class Draft:
         )
 
     def move(self, one: Instruction, is_guarded_exit: bool) -> None:
-        """Add an instruction from the kernel."""
+        """Add an instruction of the kernel."""
         word = with_control(one.word, one.control._replace(reuse=0))
         self._settle([one.masks.reads | one.masks.writes], [one.control.stall], is_moved=True)
         if one.name == "BRA" and one.entry.target:
@@ -118,7 +118,7 @@ class Draft:
         self._age([(one.entry, one.masks.writes, one.control.stall)], False)
 
     def end(self, to: int) -> None:
-        """Branch back to the kernel."""
+        """Add the branch back to the kernel."""
         while any(is_ours and cycles > BRANCH_CYCLES for _, cycles, is_ours in self.pending):
             self.pause()
         self.words.append(make_branch(self.at, to, "split") | 5 << 105 | 7 << 110 | 7 << 113)
@@ -136,16 +136,18 @@ class Draft:
         self.pending = [(mask, left - LONG, ours) for mask, left, ours in self.pending if left > LONG]
 
     def wait(self, index: int, mask: int) -> None:
-        """Make a word wait for barriers."""
+        """Make a word wait for these barriers."""
         control = control_of(self.words[index])
         self.words[index] = with_control(self.words[index], control._replace(wait=control.wait | mask))
-        if mask and index:  # a barrier takes a moment to show that something is in flight
+        if mask and index:  # it takes a moment until a barrier shows that something is in flight
             before = control_of(self.words[index - 1])
             if before.stall < 2:
                 self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
-        """Wait until a part's words can read results of fixed latency, as ptxas makes the kernel's own words wait."""
+        """Wait until the words of a part can read results of fixed latency, as ptxas makes the kernel's own words
+        wait.
+        """
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
             for pending, left, is_ours in self.pending:
@@ -157,7 +159,7 @@ class Draft:
             need -= LONG
 
     def _age(self, done: list[tuple[Opcode, int, int]], is_ours: bool) -> None:
-        """Update what's pending after these words."""
+        """Update the pending results after these words."""
         for entry, written, stall in done:
             pending = [(mask & ~written, left - stall, ours) for mask, left, ours in self.pending if left > stall]
             pending += [(mask, cycles - stall, is_ours) for mask, cycles in iter_safe(entry, written) if cycles > stall]
@@ -165,7 +167,7 @@ class Draft:
 
 
 def with_change(word: int, stall: int | None = None, **values: int) -> int:
-    """Return a word with another stall or other barriers."""
+    """Return a word with a different stall or different barriers."""
     control = control_of(word)._replace(**values)  # type: ignore[arg-type]
     if stall is not None:
         control = control._replace(stall=stall, hint=control.hint and stall <= _HINTED)
@@ -173,7 +175,7 @@ def with_change(word: int, stall: int | None = None, **values: int) -> int:
 
 
 def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
-    """Return a word with its registers renamed."""
+    """Return a word in which registers are renamed."""
     new = word
     for operand, low, none, turn, number, count in table.fields(word):
         if count and (number != none or operand.file == "B"):

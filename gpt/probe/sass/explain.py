@@ -1,9 +1,9 @@
-"""Explain a cubin: for each kernel, its sites, what a probe would see there, which registers are free and live, and
+"""Explain a cubin: list the sites of each kernel, what a probe would see there, which registers are free and live, and
 which places would be left alone, and why.
 
-The result is an answer (gpt-stream(5)). Each kernel has its own row, without an instruction, followed by one per site.
-The kernel's row has the smallest number of free registers of any site, and the reason if the whole kernel would be left
-alone; a site's row has the reason if that place would be.
+The result is an answer (gpt-stream(5)). Each kernel has a row of its own, without an instruction, followed by a row for
+each site. The row of the kernel has the smallest number of registers that are free at any site, and if the whole kernel
+would be left alone, the reason for that. The row of a site has the reason if that place would be left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpt.stream.packed import Packer
 from gpt.stream.reasons import TABLE, Reason
 
 EXIT = "exit"
-PLACES = {  # why a place is left alone; codes for whole kernels are in gpt/stream/reasons.py
+PLACES = {  # why a place is left alone; gpt/stream/reasons.py has the codes for whole kernels
     "no_face": "no PTX instruction is known to stand for it",
     "never_runs": "nothing leads to it",
     "few_registers": "fewer registers are free than --registers asks for",
@@ -52,7 +52,7 @@ _COLUMNS: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 @dataclass
 class Row:
-    """A kernel or one of its sites; each field is a column of the answer."""
+    """A kernel, or one of its sites. Each field is a column of the answer."""
 
     kernel: str
     instruction: str | None = None
@@ -74,13 +74,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The request: explain the sites of these probes, or all sites if no probe is given. A probe needs `registers`."""
+    """The request: explain the sites of these probes, or without probes, all sites. A probe needs `registers`
+    registers.
+    """
 
     files: Sequence[ProbeFile] = ()
     registers: int = 0
 
     def find_probes(self, face: str) -> list[str]:
-        """Return the probes that match a site, as FILE.PROBE."""
+        """Return the probes that match a site, each as FILE.PROBE."""
         return [
             f"{Path(file.path).stem}.{probe.name}"
             for file in self.files
@@ -90,13 +92,15 @@ class Wanted:
 
     @property
     def looks_for_instructions(self) -> bool:
-        """True if a probe matches instructions, so that an instruction without a face matters."""
+        """True if a probe matches instructions, so that an instruction without a face makes a difference."""
         positions = [position for file in self.files for probe in file.probes for position in probe.positions]
         return not self.files or any(position.kind == "opcode" for position in positions)
 
 
 def _goes(probe: Probe, position: Position, face: str) -> bool:
-    """Return whether a probe does anything at a site: a kernel's entry runs `before`, its exits run `after`."""
+    """Return whether a probe does anything at a site: the entry of a kernel runs `before`, and its exits run
+    `after`.
+    """
     if position.kind == "kernel":
         snippet = {ENTRY: probe.before, EXIT: probe.after}.get(face)
         return snippet is not None
@@ -164,12 +168,12 @@ def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:
 
 
 def leave_alone(name: str, reason: Reason | None) -> Row:
-    """Return a kernel's row, with the reason if it's left alone."""
+    """Return the row of a kernel, with the reason if it's left alone."""
     return Row(name, code=reason.code, detail=reason.detail or None) if reason else Row(name)
 
 
 def make_answer(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the answer that contains these rows. Raises MalformedError if it's too large for a record."""
+    """Return the answer with these rows. Raises MalformedError if it's too large for a record."""
     packer = Packer({"name": name, "type": type_, "offset": 0, **more} for name, type_, more in _COLUMNS)
     counts: Counter[tuple[str, bool]] = Counter()
     for row in rows:

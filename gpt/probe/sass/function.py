@@ -1,12 +1,12 @@
-"""A cubin's kernel as a function of the program: what a probe sees at each instruction.
+"""A kernel of a cubin as a function of the program, as seen by probes.
 
-gpt/sass/faces.py says which PTX instruction stands for a machine instruction. This module gives it operands whose names
-say what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and offsets share a
-face, and a probe's code is compiled once for all of them. `find_source` says which of the site's registers a name
-stands for. Operands that aren't in registers have names, but no source, and a probe that reads them is left out there.
+gpt/sass/faces.py says which PTX instruction stands for a machine instruction. Here, it gets operands whose names say
+what they are: `%out0`, `%in0`, `%addr`, `%guard`. So instructions that differ only in registers and offsets share a
+face, and the code of a probe is compiled once for all of them. `find_source` returns which registers of the site a name
+stands for. Operands that aren't in registers have a name but no source; a probe that reads one is left out there.
 
-A section holds the kernel and the functions that it calls; they're treated as one function, whose exits are all its
-EXITs. It has no labels and no source lines.
+A section contains the kernel and the functions that it calls. They're treated as a single function, with all EXITs in
+it as its exits. There are no labels and no source lines.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ from gpt.sass.kernels import Kernel
 from gpt.sass.words import bits
 
 RZ, URZ = 255, 63
-_HAS_UNIFORM = 91  # a bit of accesses to shared memory
+_HAS_UNIFORM = 91  # a bit in accesses to shared memory
 GUARD, ADDRESS = "%guard", "%addr"
-ONCE = "%once"  # true in the lowest lane
-SIZE, UNITS = "%size", "%units"  # bytes of a bulk copy; its size as encoded in machine code
-UNIFORM_GUARD = "%uguard"  # a predicate that no lane has
+ONCE = "%once"  # true only in the lowest lane
+SIZE, UNITS = "%size", "%units"  # bytes in a bulk copy, and its size as machine code has it
+UNIFORM_GUARD = "%uguard"  # a predicate that isn't specific to a lane
 COPIED = {4: 4, 5: 8, 6: 16}  # bytes that an LDGSTS copies, by its width bits
 _VECTOR = re.compile(r"\.v([24])\.")
 _WIDE = re.compile(r"\.[busf]64$")
-_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # bit positions of the register fields in memory instructions
+_RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # bit positions of register fields in memory instructions
 
 
 class Source(NamedTuple):
-    """The source of a face's operand: one or two registers from `register` on, perhaps plus a uniform one."""
+    """The source of an operand's value: one or two registers, beginning with `register`, possibly plus a
+    uniform register.
+    """
 
     register: int
     width: int
@@ -50,7 +52,9 @@ class Source(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """An instruction; of kind `other` if it has no face or is unreachable. `width` is the size of a copy in bytes."""
+    """An instruction. If it has no face or is unreachable, its kind is `other`. `width` is the size of a copy in
+    bytes.
+    """
 
     kind: str
     head: str
@@ -78,12 +82,12 @@ class SassFunction(Function):
         return cls(kernel.name, statements, found)
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
-        """Return the face of an instruction; it has no slots."""
+        """Return the face of an instruction. It has no slots."""
         statement = self.statements[number]
         return make_face(statement.head, statement.guard, statement.width), []
 
     def find_plain(self, number: int) -> Face:
-        """Return the face of an instruction without its guard."""
+        """Return the face of an instruction as if it had no guard."""
         statement = self.statements[number]
         return make_face(statement.head, "", statement.width)
 
@@ -92,7 +96,7 @@ class SassFunction(Function):
 
 
 def _find_names(files: Iterable[ProbeFile]) -> set[str]:
-    """Return the names of the instructions that probes may match."""
+    """Return the names of all instructions that these probes may match."""
     found = {"EXIT"}
     for position in (position for file in files for probe in file.probes for position in probe.positions):
         if position.kind == "opcode":
@@ -119,7 +123,7 @@ def list_guards(name: str) -> tuple[str, str, str]:
 
 @cache
 def make_face(head: str, guard: str, size: int = 0) -> Face:
-    """Return the face of instructions with this opcode and guard."""
+    """Return the face of instructions with this opcode and this guard."""
     outs, ins, address = _shape(head)
     operands = [_together(outs)] if outs else []
     values = [_together(ins)] if ins else []
@@ -158,7 +162,7 @@ def _together(names: list[str]) -> str:
 
 
 def _shape(head: str) -> tuple[list[str], list[str], bool]:
-    """Return the names of results and values, and whether there's an address."""
+    """Return the names of the results and values, and whether there's an address."""
     opcode, *modifiers = head.split(".")
     vector = _VECTOR.search(head + ".")
     count = int(vector[1]) if vector else 1
@@ -193,7 +197,7 @@ def _shape(head: str) -> tuple[list[str], list[str], bool]:
 
 
 def find_source(one: Instruction, head: str, name: str) -> Source | None:
-    """Return the registers that hold an operand of an instruction's face, or None if it isn't in registers."""
+    """Return the registers that hold an operand of an instruction's face. Return None if it isn't in registers."""
     opcode = head.partition(".")[0]
     if one.name in UNIFORM:
         return Source(RZ, 1, bits(one.word, 64, 6)) if name == UNITS and ".tensor" not in head else None
@@ -218,7 +222,7 @@ def find_source(one: Instruction, head: str, name: str) -> Source | None:
 
 
 def _find_uniform(one: Instruction) -> int | None:
-    """Return the uniform register that an instruction reads, or None if it's URZ or not encoded."""
+    """Return the uniform register that an instruction reads. Return None if it's URZ, or if the encoding has none."""
     for operand in one.entry.operands:
         if operand.file == "UR" and operand.low is not None and operand.reads.of(one.word) == 1:
             number = bits(one.word, operand.low, 6)
@@ -232,12 +236,16 @@ def find_offset(one: Instruction) -> int:
 
 
 def _operands(one: Instruction) -> list[tuple[int, int]]:
-    """Return the general registers that an instruction reads, each as the bit position of its number and a count."""
+    """Return the general registers that an instruction reads: the bit position of each number, and how many registers
+    there are from that one on.
+    """
     return [(o.low, o.reads.of(one.word)) for o in one.entry.operands if o.file == "R" and o.low is not None]
 
 
 def find_obstacle(kernel: Kernel, index: int) -> str | None:
-    """Return why an instruction can't be moved to a trampoline, phrased to follow 'an instruction'."""
+    """Return why an instruction can't be moved to a trampoline, as a phrase that follows 'an instruction', or None if
+    it can.
+    """
     one = kernel.code[index]
     if one.name in UNMOVABLE:
         return f"{one.name}, which can't be moved"

@@ -1,4 +1,4 @@
-"""Pass values to snippets: from registers, stack slots, parameters and the operands of a place."""
+"""Pass values to snippets: from registers, stack slots and parameters, and operands of the site."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpt.sass.words import Guard
 
 
 class Kept(NamedTuple):
-    """The place of a kept value: a register, or an offset in bytes above the lowest slot."""
+    """The place where a value is kept: a register, or at an offset in bytes above the lowest slot."""
 
     register: int | None
     slot: int | None
 
 
 def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -> tuple[dict[str, Kept], int, int]:
-    """Decide where each value is kept. Return the places, the number of registers among them, and the bytes of slots.
-    `often` counts the uses of each value: the most used ones get registers.
+    """Decide where to keep each value. Return the places, how many of them are registers, and the bytes of slots.
+    Values that are used most `often` get registers.
     """
     sizes = {member.name: member.count for member in members if member.kind == "kept"}
     named = registers_named(kernel) | 1 << 1
@@ -50,12 +50,12 @@ def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -
 
 
 def give_kept(member: Member, place: Kept) -> Given:
-    """Pass a kept value to a snippet."""
+    """Return how to pass a kept value to a snippet."""
     return Given("kept", member.at, member.count, place.register, place.slot)
 
 
 def give_operand(site: Instruction, head: str, when: str, member: Member) -> Given:
-    """Pass an operand of a site, an instruction whose face begins with `head`. Raises CannotProbe."""
+    """Return how to pass an operand of the instruction at a site, whose face begins with `head`. Raises CannotProbe."""
     if member.name == GUARD:
         return Given("guard", member.at, 1, guard=Guard(site.guard.predicate, False))
     source = find_source(site, head, member.name)

@@ -1,7 +1,7 @@
-"""Encode the instructions that a weaver puts around snippets, to copy, save, load and wait.
+"""Encode the instructions around snippets, which copy, save, load and wait.
 
-The encodings are copied from ptxas's output for our own code (sm_90); tests/probe/sass/test_glue.py checks that the
-interpreter and nvdisasm agree on them. No instruction has a guard.
+The encodings are copied from what ptxas generated for our own code (sm_90). tests/probe/sass/test_glue.py checks that
+the interpreter and nvdisasm agree about them. None of these instructions has a guard.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def add_uniform(to: int, source: int, uniform: int) -> int:
 
 
 def add_wide(to: int, source: int, value: int) -> int:
-    """Encode IMAD.WIDE R, R, value, R: `to` holds 1 before, and the 64-bit sum of `source` and `value` after."""
+    """Encode IMAD.WIDE R, R, value, R: before, `to` holds 1; after, it holds the 64-bit sum of `source` and `value`."""
     return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72
 
 
 def select(to: int, guard: Guard) -> int:
-    """Encode SEL R, RZ, 1, P: 1 if the guard holds, else 0."""
+    """Encode SEL R, RZ, 1, P, which gives 1 if the guard holds, and else 0."""
     return 0x807 | PLAIN | to << 16 | _RZ << 24 | 1 << 32 | guard.predicate << 87 | (not guard.negated) << 90
 
 

@@ -1,18 +1,19 @@
-"""Map a snippet's registers to the kernel's.
+"""Choose registers of the kernel for the registers of a snippet.
 
-A snippet can write a register that's free: dead, with nothing in flight for it (gpt/sass/sites.py). The kernel's
-register count is raised at first only where that costs nothing: up to 32, with which a multiprocessor can still hold
-its maximum of threads, and up to the next multiple of 8, because the hardware allocates registers in eights. If too few
-are free, live ones are saved below the stack pointer (trampoline.py). If that isn't enough either, the count is raised
-up to 64, with which a multiprocessor can still run any block.
+A snippet can write to registers that are free: dead, with nothing in flight for them (gpt/sass/sites.py). At first, the
+kernel's number of registers is raised only where that costs nothing: up to 32, with which a multiprocessor still holds
+its maximum of threads, and up to the next multiple of 8, because the hardware allocates registers in units of 8. If too
+few registers are free, live ones are saved below the stack pointer (trampoline.py). If that isn't enough either, the
+number is raised up to 64, with which any block still fits on a multiprocessor.
 
-A snippet's registers that occur together in one operand, such as a 64-bit pair, move together and stay aligned. A
-`fixed` register, which stands for a kept value or an operand of the site, should be assigned the kernel's register. If
-the snippet overwrites that one, or its neighbours don't fit, another register gets a copy.
+Registers of a snippet that occur together in an operand, such as a 64-bit pair, are moved together and stay aligned. A
+`fixed` register stands for a kept value or an operand of the site, and if possible, it becomes the register that holds
+that value in the kernel. If the snippet overwrites that register, or if its neighbours don't fit there, the value is
+copied to another register.
 
-Uniform predicates and convergence barriers are used only if the kernel never names them, because other lanes of the
-warp may be anywhere (docs/sass-rules.md). So are uniform registers; if there are too few, some that the kernel names
-are kept in general registers while the snippet runs.
+Uniform predicates and convergence barriers are used only if they don't occur in the kernel, because other lanes of the
+warp may be anywhere (docs/sass-rules.md). The same applies to uniform registers; if there are too few, some that occur
+in the kernel are copied to general registers while the snippet runs.
 """
 
 from __future__ import annotations
@@ -24,34 +25,38 @@ from gpt.probe.sass.snippets import Compiled, Unit
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS
 
-STEP = 8  # registers are allocated in eights
+STEP = 8  # registers are allocated in units of 8
 FULL = 32  # registers with which a multiprocessor still holds its maximum of threads, 2,048
 FITTING = 64  # registers with which a block of 1,024 threads still fits on a multiprocessor
-RESERVED = 2  # part of the count, but reserved by the hardware
-HIGHEST = 253  # usable registers at most
+RESERVED = 2  # included in the number, but reserved by the hardware
+HIGHEST = 253  # maximum number of usable registers
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
 class NothingToSpareError(CannotProbe):
-    """The kernel names too many registers of a file; neither waiting nor another place would help."""
+    """Raised if the kernel uses too many registers of a file, so that neither waiting nor another place would help."""
 
 
 def usable(kernel: Kernel) -> int:
-    """Return how many registers a kernel may use at no cost: no additional ones if some of its warps give any back."""
+    """Return how many registers a kernel may use at no cost. If some of its warps give registers back, it's those it
+    has.
+    """
     if kernel.code.find({"USETMAXREG"}):
         return kernel.kept
     return min(HIGHEST, max(FULL, -(-(kernel.registers + RESERVED) // STEP) * STEP) - RESERVED)
 
 
 def usable_at_cost(kernel: Kernel) -> int:
-    """Return how many registers a kernel may name at most, even if fewer of its blocks then run at once."""
+    """Return how many registers a kernel may use at most, even if fewer of its blocks then run at once."""
     free = usable(kernel)
     return free if kernel.code.find({"USETMAXREG"}) else max(free, FITTING - RESERVED)
 
 
 @dataclass
 class Room:
-    """The registers that a snippet may use at a place, as masks for all files: free ones and saveable ones."""
+    """The registers that a snippet may use at a place, as masks of all register files: free ones, and others that can
+    be saved.
+    """
 
     free: int
     saveable: int
@@ -59,19 +64,23 @@ class Room:
 
 @dataclass
 class Choice:
-    """The registers chosen for a snippet: `names` for each file, registers to save, and copies of `fixed` registers."""
+    """The choice for a snippet: `names` for the registers of each file, the registers to save, and copies of `fixed`
+    registers.
+    """
 
     names: dict[str, dict[int, int]]
     saves: list[int] = field(default_factory=list)
-    copies: dict[int, int] = field(default_factory=dict)  # the snippet's register -> the chosen one
-    predicates: int = 0  # live ones, kept in `scratch` in the meantime
+    copies: dict[int, int] = field(default_factory=dict)  # register of the snippet -> the chosen one
+    predicates: int = 0  # live predicates, kept in `scratch` meanwhile
     scratch: int = 0
-    uniform: dict[int, int] = field(default_factory=dict)  # register -> where its value is meanwhile
+    uniform: dict[int, int] = field(default_factory=dict)  # register -> where its value is kept meanwhile
 
 
 def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: set[int], room: Room) -> Choice:
-    """Choose registers. Each of `pairs` must stay next to the following register. `fixed` maps some of the snippet's
-    registers to the kernel's; the snippet may write only those in `kept`. Raises CannotProbe.
+    """Choose the registers for a snippet.
+
+    Each register in `pairs` must be followed by its neighbour. `fixed` maps registers of the snippet to registers of
+    the kernel, of which the snippet may write only those in `kept`. Raises CannotProbe.
     """
     choice = Choice({"R": {}})
     free = {number for number in range(HIGHEST) if room.free >> number & 1}
@@ -102,7 +111,7 @@ def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: se
 
 
 def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int, free: set[int]) -> int | None:
-    """Return the offset that moves all fixed registers of a unit to where they should be, or None if there's none."""
+    """Return the offset by which a unit has to be moved so that all of its fixed registers are in place, or None."""
     given = [member for member in unit.members if member in fixed]
     if not given:
         return None
@@ -117,7 +126,9 @@ def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int,
 
 
 def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
-    """Return the offset to usable registers, and which of them must be saved: as few as possible."""
+    """Return the offset that moves a unit to usable registers, and which of these must be saved, which are as few as
+    possible.
+    """
     best: tuple[int, list[int]] | None = None
     first, last = unit.members[0], unit.members[-1]
     for delta in range(-(first // unit.align) * unit.align, HIGHEST - last, unit.align):
@@ -134,7 +145,9 @@ def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
 
 
 def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
-    """Assign registers of another file, pairs first: free ones, or else as few as possible that must be saved."""
+    """Choose registers of another file, pairs first. If there aren't enough free ones, use as few as possible that must
+    be saved.
+    """
     groups = compiled.find_groups(file)
     names: dict[int, int] = {}
     if not groups:
@@ -156,7 +169,7 @@ def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:
-    """Assign free predicates; if there are too few, keep live ones in a register in the meantime."""
+    """Choose free predicates. If there are too few, keep live ones in a register while the snippet runs."""
     mask: int = compiled.named.P
     wanted = [number for number in range(7) if mask >> number & 1]
     spare = [number for number in range(7) if room.free >> STARTS.P + number & 1]
@@ -171,7 +184,7 @@ def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[i
 
 
 def _take_scratch(choice: Choice, room: Room, free: set[int]) -> int:
-    """Take a register to hold something while the snippet runs."""
+    """Choose a register that holds something else while the snippet runs."""
     if free:
         found = min(free)
         free.discard(found)

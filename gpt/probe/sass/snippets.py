@@ -1,14 +1,14 @@
 """Compile bodies (body.py) with ptxas, and find out what the resulting words need.
 
-All bodies of a kernel that aren't cached are compiled in one run, each as its own function. The words up to the last
-RET are the snippet. The RET itself is left out, so the next word takes over its waits. waits.py adds the waits that a
-function leaves to its caller.
+All bodies of a kernel that aren't cached are compiled in one run, each as a function. The words before the last RET are
+the snippet. Without the RET, the word after the snippet has to take over the waits of the RET. waits.py adds the
+waits that a function leaves to its caller.
 
-Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P0 BRA.U`. A second branch, `@!P0 BRA`
-between BSSY and BSYNC, is for warps in which some lanes save. check.py refuses BRA.U, whose exact meaning nobody has
-measured. The second branch alone is enough, so the first one becomes a NOP.
+If no lane of a warp saves, ptxas jumps over the predicated save with `@!P0 BRA.U`. For warps in which only some lanes
+save, there's a second branch, `@!P0 BRA`, between BSSY and BSYNC. check.py refuses BRA.U, because nobody has measured
+its exact meaning. The second branch is enough on its own, so the first one is replaced by a NOP.
 
-Compiled words are kept in memory and in the user's cache, under a digest of their text. The package ships words for the
+Compiled words are cached in memory and in the user's cache, by a digest of their text. The package ships words for the
 built-in probes under the same keys (shipped.py), so these need no ptxas. A body's text depends on the face, on the
 values that the probe keeps, on the fields that the kernel leaves idle, and on everything that lowering writes.
 """
@@ -46,20 +46,20 @@ from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
 
-FORMAT = b"8"  # version of the cache format
+FORMAT = b"8"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
-PATIENCE = 60  # seconds for a kernel's bodies
+PATIENCE = 60  # seconds that compiling the bodies of a kernel may take
 RET, UMOV, URZ = "RET", 0x882, 63
-CONSTANTS_SIZE = b".nv.ptx.const0.size"  # the symbol that isspacep refers to: size of the program's constants in bytes
+CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol for isspacep: the size of the program's constants in bytes
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
 _GUARDABLE = {"IADD3", "VIADD", "IMAD", "MOV", "LOP3", "SHF", "SEL", "CS2R", "LEA", "IABS", "NOP"}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """General registers that must keep their distances, and can be moved by multiples of `align`."""
+    """General registers that must keep their distances from each other. They can be moved by multiples of `align`."""
 
     members: tuple[int, ...]
     align: int
@@ -67,7 +67,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A body's words, and the barriers to await after them. `sized` words hold the size of the program's constants."""
+    """The words of a body, and the barriers to wait for after them. `sized` are the words that contain the size of the
+    program's constants.
+    """
 
     snippet: Snippet
     table: Table
@@ -83,7 +85,7 @@ class Compiled:
 
     @cached_property
     def named(self) -> Registers:
-        """Registers that it names."""
+        """Registers that occur in it."""
         found = 0
         for masks in self.code.masks:
             found |= masks.reads | masks.writes
@@ -99,11 +101,13 @@ class Compiled:
 
     @cached_property
     def takes_guard(self) -> bool:
-        """True if each of its words can take the site's guard: they only compute, and have no guard."""
+        """True if all of its words can have the guard of the site: they only compute, and have no guards of their
+        own.
+        """
         return all(one.name in _GUARDABLE and one.guard.always and not one.writes.P for one in self.code)
 
     def find_units(self, pairs: list[int]) -> list[Unit]:
-        """Return the general registers grouped into units. Each of `pairs` stays next to the following register."""
+        """Return the general registers in units. Each register in `pairs` stays with the one after it."""
         key = tuple(pairs)
         found = self._units.get(key)
         if found is None:
@@ -111,7 +115,7 @@ class Compiled:
         return found
 
     def find_groups(self, file: str) -> list[tuple[int, ...]]:
-        """Return the registers of another file in groups: a pair in one operand stays together."""
+        """Return the registers of another file in groups: the registers of a pair in one operand belong together."""
         found = self._groups.get(file)
         if found is None:
             found = self._groups[file] = self._find_groups(file)
@@ -142,7 +146,9 @@ class Compiler:
         self.lowerer = Lowerer()
 
     def compile(self, texts: list[str]) -> None:
-        """Make sure that these are compiled. Raises GptError if ptxas fails, MissingError if it isn't installed."""
+        """Make sure that these bodies are compiled. Raises GptError if ptxas fails, MissingError if it isn't
+        installed.
+        """
         missing: dict[str, str] = {}
         for text in dict.fromkeys(texts):
             if text not in self._known:
@@ -165,7 +171,7 @@ class Compiler:
         return key_of([FORMAT, self._arch.encode(), text.encode()])
 
     def find(self, text: str) -> Compiled:
-        """Return the compiled text. Raises CannotProbe if it can't serve as a snippet."""
+        """Return a compiled body. Raises CannotProbe if it can't be used as a snippet."""
         found = self._known[text]
         if isinstance(found, str):
             raise CannotProbe(found)
@@ -219,7 +225,9 @@ class Compiler:
 
 
 def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, ...] = ()) -> Compiled | str:
-    """Return a function's words as a snippet, or why they can't be one. `given` registers from R4 on are arguments."""
+    """Return the words of a function as a snippet, or a message why they can't be one. The first `given` registers from
+    R4 on are arguments.
+    """
     names = [table.opcode(word).name for word in words]
     if RET not in names:
         return "never ends"
@@ -242,10 +250,11 @@ def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, 
 
 
 def _find_shortcuts(code: Code) -> Iterator[int]:
-    """Yield each BRA.U that only saves time: a BRA with its guard follows, between a BSSY and the BSYNC before its end.
+    """Yield each BRA.U that only saves time, because a BRA with the same guard follows, between a BSSY and the BSYNC
+    before its target.
 
-    In between, nothing may touch memory or the guard. Then it does no harm if lanes whose guard is true reach the
-    second branch, as they do anyway when the guard is false in another lane.
+    No instruction in between may access memory or change the guard. Then it does no harm if lanes whose guard is true
+    reach the second branch. That happens anyway if the guard is false in another lane.
     """
     for index, one in enumerate(code):
         if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, 91, 1) or one.target is None:
@@ -264,7 +273,9 @@ def _find_shortcuts(code: Code) -> Iterator[int]:
 
 
 def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:
-    """Return the words that hold the size of constant bank 0; a snippet can't have other relocations."""
+    """Return the words that contain the size of constant bank 0, or a message if there are other relocations, which a
+    snippet can't have.
+    """
     found = []
     for number, header in enumerate(cubin.sections):
         if header["type"] != SHT_RELA or header["info"] != section:
@@ -281,8 +292,8 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
 
 
 def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return the snippet with the size of the program's constants filled in, which isspacep needs to tell them from
-    global memory.
+    """Return a snippet in which the size of the program's constants is filled in. isspacep needs it to distinguish them
+    from global memory.
     """
     if not compiled.sized:
         return compiled
@@ -293,7 +304,7 @@ def with_size(compiled: Compiled, size: int) -> Compiled:
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:
-    """Group registers that occur in the same operand."""
+    """Put registers that occur in the same operand in one unit."""
     runs = [(first, 2) for first in pairs if named >> first & 3]
     for word in words:
         for operand in table.opcode(word).operands:

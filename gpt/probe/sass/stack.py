@@ -1,11 +1,11 @@
-"""Find out whether a kernel leaves the memory below its stack pointer alone, so that probes can keep values there.
+"""Find out whether a kernel uses the memory below its stack pointer. If it doesn't, probes can keep values there.
 
 A kernel loads R1 at its entry. If it has a frame, it lowers R1 once, in the first block. ptxas addresses the stack
-upwards from there, so everything below is free as long as no called code lowers R1 further. If no other instruction
-writes R1, functions in the kernel's own section don't do that. Code outside might, unless it never returns
+upward from there, so everything below is free unless code that it calls lowers R1 further. If no other instruction
+writes to R1, the functions in the kernel's section don't do that. Code outside might, unless it never returns
 (gpt/sass/kernels.py).
 
-Values stay where they are when R1 changes, so a slot's offset is different before the instruction that lowers R1.
+Values stay where they are when R1 changes, so the offset of a slot is different before the instruction that lowers R1.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ STACK_POINTER = 1
 
 
 class Frame(NamedTuple):
-    """The number of bytes by which a kernel lowers the stack pointer, and the index of the instruction that does so, or
-    -1.
+    """The number of bytes that a kernel subtracts from the stack pointer, and the index of the instruction that does
+    it, or -1.
     """
 
     size: int
@@ -33,7 +33,7 @@ NO_FRAME = Frame(0, -1)
 
 
 def find_frame(kernel: Kernel) -> Frame:
-    """Return a kernel's frame. Raises CannotProbe if something may use the stack below it."""
+    """Return the frame of a kernel. Raises CannotProbe if something may use the stack below it."""
     code = kernel.code
     if kernel.graph.calls_out and kernel.returns:
         raise CannotProbe("calls functions elsewhere, and only a register could keep the probe's values")
@@ -51,8 +51,9 @@ def find_frame(kernel: Kernel) -> Frame:
 def announce_stack_pointer(kernel: Kernel) -> Kernel:
     """Return the kernel with a barrier on its first instruction, which loads the stack pointer.
 
-    ptxas leaves the barrier out if the kernel doesn't use the pointer. We use the first barrier that the first block
-    waits for: that wait comes soon anyway, for values loaded at the beginning, and later places needn't wait again.
+    ptxas omits that barrier if the kernel doesn't use the stack pointer. We use the first barrier for which the first
+    block waits. That wait comes soon anyway, for values that are loaded at the beginning, and places after it needn't
+    wait again.
     """
     code = kernel.code
     first = code[0]
@@ -60,6 +61,6 @@ def announce_stack_pointer(kernel: Kernel) -> Kernel:
         return kernel
     waits = [wait for wait in code.controls.waits[1 : kernel.graph.blocks[0].end] if wait]
     barrier = (waits[0] & -waits[0]).bit_length() - 1 if waits else 0
-    stall = max(2, first.control.stall)  # a barrier takes a moment to show that something is in flight
+    stall = max(2, first.control.stall)  # it takes a moment until a barrier shows that something is in flight
     word = with_control(first.word, first.control._replace(write_barrier=barrier, stall=stall))
     return kernel.with_controls({0: word})

@@ -1,4 +1,6 @@
-"""Explain the cubins of a stream: after each element that carries its bytes, insert an answer. Every record passes."""
+"""Explain the cubins of a stream: insert an answer after each element that contains its bytes. All records are passed
+on.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ Records = Iterator[dict[str, Any]]
 
 
 class Explaining:
-    """One run. `keep` and `drop` select kernels by parts of their names."""
+    """Explains one stream. `keep` and `drop` select kernels by parts of their names."""
 
     def __init__(self, stage: Stage, wanted: Wanted, keep: list[str], drop: list[str]) -> None:
         self._stage, self._wanted = stage, wanted
         self._keep, self._drop = keep, drop
-        self._idle = dict.fromkeys(keep)  # parts of -k that match no name so far
+        self._idle = dict.fromkeys(keep)  # parts of -k that no name has matched so far
         self._build_ids: dict[str, str] = {}  # by library
         self._elements = self._with_bytes = self._explained = 0  # cubins in the segment, and kernels
         self._names: list[str] = []  # some of the excluded kernels
@@ -78,7 +80,7 @@ class Explaining:
         return kept and not any(part in name for part in self._drop)
 
     def _report(self) -> Records:
-        """Yield the warnings for a segment: nothing to explain, or options that matched nothing."""
+        """Yield the warnings for a segment: that there was nothing to explain, or that options matched nothing."""
         if not self._elements:
             return
         if not self._with_bytes:

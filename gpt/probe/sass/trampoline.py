@@ -1,4 +1,4 @@
-"""Write trampolines: the words that run a probe's code at a place of a kernel.
+"""Write trampolines: the words that run the code of a probe at a place in a kernel.
 
     k    BRA t               t    save what the snippet overwrites and the kernel needs     (if necessary)
     k+1  (unchanged)              pass values to it: addresses of maps, copies              (if necessary)
@@ -7,15 +7,15 @@
                                   the instruction of k
                                   BRA k+1
 
-The hardware checks nothing, so the transitions between these parts obey four rules (docs/sass-rules.md):
+The hardware checks nothing, so the transitions between these parts follow four rules (docs/sass-rules.md):
 
-- The first word waits for the same barriers as the moved instruction, and at an exit for all of them. By then, operands
-  are there, and the registers in `Room.free` are free.
-- The word after a part waits for everything that the part leaves in flight. A part that reads something that the kernel
-  still has in flight, such as a load's result, waits for that.
-- Results of fixed latency get as many cycles as the most careful reader needs (gpt/sass/stalls.py). The branch back
-  takes 10 of them, so longer stalls are rarely needed.
-- YIELD becomes a NOP, and RET a branch to the end of the snippet.
+- The first word waits for the same barriers as the instruction that was moved, and at an exit, for all barriers. After
+  that, operands have arrived, and the registers in `Room.free` are free.
+- The word after a part waits for everything that the part has left in flight. If a part reads something that the kernel
+  still has in flight, such as the result of a load, it waits for that first.
+- Results of fixed latency get as many cycles as the most cautious reader requires (gpt/sass/stalls.py). The branch back
+  takes 10 of them, so longer stalls are rarely necessary.
+- YIELD is replaced by a NOP, and RET by a branch to the end of the snippet.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ from gpt.sass.words import CONTROL, NO_BARRIER, Guard
 from gpt.sass.woven import Inserted, Trampoline
 
 ALL = 63  # barriers
-SLOT = 4  # bytes of a saved register
-STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers of glue
+SLOT = 4  # bytes per saved register
+STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers for our own words
 RZ = 255
 _R = (1 << 255) - 1
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value for a register of a snippet. Its `kind` is
+    """A value for a register of a snippet. By `kind`, it comes from
 
-    - kept: in `register`, or else below the stack pointer at `slot`;
-    - parameter: at the offset `value` in the constant bank;
-    - operand: `register` plus `value` plus the uniform register;
-    - guard or zero.
+    - kept: `register`, or else the stack, at `slot` below the stack pointer;
+    - parameter: the constant bank, at the offset `value`;
+    - operand: the sum of `register`, `value` and the uniform register;
+    - guard: the guard of the instruction;
+    - zero: nothing, since it's 0.
     """
 
     kind: str
-    at: int  # the snippet's register, the first of two if `count` is 2
+    at: int  # register of the snippet, or the first of two if `count` is 2
     count: int
     register: int | None = None
     slot: int | None = None
@@ -67,7 +68,7 @@ class Given:
 
     @property
     def is_computed(self) -> bool:
-        """True if code is needed to compute an operand; False if it's already in its register."""
+        """True if code is needed to compute an operand. False if it's already in the register."""
         return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
 
 
@@ -77,19 +78,19 @@ class Piece:
 
     compiled: Compiled
     given: tuple[Given, ...]
-    guard: Guard | None = None  # for each of its words
+    guard: Guard | None = None  # applies to each of its words
 
     @property
     def pairs(self) -> list[int]:
-        """The first registers of 64-bit values that a single instruction passes."""
+        """The first registers of 64-bit values that are passed by a single instruction."""
         return [one.at for one in self.given if one.count == 2 and one.kind != "kept"]
 
 
 class Splicer:
-    """Collects the words and trampolines of one kernel.
+    """Collects the words and trampolines of a kernel.
 
-    `kept` are the registers that hold probes' values throughout; `slots` is the number of bytes below the stack pointer
-    that do.
+    `kept` are the registers that hold values of probes throughout the kernel; `slots` is the number of bytes below the
+    stack pointer that hold others.
     """
 
     def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame) -> None:
@@ -106,7 +107,7 @@ class Splicer:
         self._limits = [(1 << count) - 1 for count in sorted({usable(kernel), usable_at_cost(kernel)})]
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
-        """Make the trampoline for a place. If this raises CannotProbe, nothing has changed."""
+        """Write the trampoline for a place. If this raises CannotProbe, nothing has been changed."""
         kernel = self.kernel
         one, flight = kernel.code[index], kernel.flight[index]
         assert flight is not None
@@ -127,7 +128,7 @@ class Splicer:
             draft.end(index + 1)
         draft.wait(0, wait)
         branch = make_branch(index, draft.start, self.table.arch.branch, one.word if is_guarded_exit else 0)
-        wait = one.control.wait if is_guarded_exit else 0  # the branch reads the guard
+        wait = one.control.wait if is_guarded_exit else 0  # because the branch reads the guard
         control = max(5, one.control.stall) | NO_BARRIER << 5 | NO_BARRIER << 8 | wait << 11
         self.words[index] = branch & ~CONTROL | control << 105
         self.words += draft.words
@@ -165,8 +166,8 @@ class Splicer:
         self._restore(draft, choice, flight)
 
     def _choose(self, draft: Draft, piece: Piece, index: int, flight: InFlight, live: int, needed: int) -> Choice:
-        """Choose registers; if too few are free because results are in flight, wait for those first. If that doesn't
-        help, raise the kernel's count.
+        """Choose registers. If too few are free because results are in flight, wait for those and try again. If that
+        doesn't help, raise the kernel's number of registers.
         """
         fixed, written = self._fixed(piece)
         limits = iter(self._limits)
@@ -192,7 +193,7 @@ class Splicer:
                     raise
 
     def _fixed(self, piece: Piece) -> tuple[dict[int, int], set[int]]:
-        """Return the kernel's registers for values that need no code, and which of them may be written."""
+        """Return the kernel's registers for those values that need no code, and which of them the snippet may write."""
         fixed: dict[int, int] = {}
         written: set[int] = set()
         named = piece.compiled.named.R
@@ -207,7 +208,7 @@ class Splicer:
         return fixed, written
 
     def _direct(self, piece: Piece, choice: Choice) -> list[int]:
-        """Return the site's registers that the snippet reads directly."""
+        """Return the registers of the site that the snippet reads directly."""
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         return [
             given.register + k
@@ -256,11 +257,11 @@ class Splicer:
         return -self._slots - SLOT * (number + 1)
 
     def _slot(self, slot: int, index: int) -> int:
-        """Return the offset of a kept value from the stack pointer at an instruction."""
+        """Return the offset of a kept value from the stack pointer, as it is at an instruction."""
         return slot - self._slots - (self.frame if index <= self.lowered else 0)
 
     def _give(self, draft: Draft, piece: Piece, choice: Choice, flight: InFlight, index: int) -> None:
-        """Move values to where the snippet expects them."""
+        """Write the words that move values to where the snippet expects them."""
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         moves: list[int] = []
         for given in piece.given:
@@ -313,12 +314,12 @@ class Splicer:
         draft.glue([glue.add_wide(to, given.register, given.value)], flight)
 
     def _note_highest(self, draft: Draft) -> None:
-        """Record the highest register that our own parts name."""
+        """Keep track of the highest register in our own parts."""
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
 
     def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
-        """Return the results that are still pending in the kernel where a trampoline begins."""
+        """Return the results that are still pending in the kernel when a trampoline begins."""
         late = iter_late(self.kernel.code, self.kernel.graph, first)
         return [(written, cycles, False) for written, cycles in late]

@@ -1,4 +1,4 @@
-"""Find out which of a probe's registers must be kept from one place to another, and which are constants."""
+"""Find out which registers of a probe must be kept from one place to another, and which are constants."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpt.ptx import tree
 
 
 def written_by(node: tree.Instruction | tree.Label | Save) -> set[str]:
-    """Return the registers that a probe's statement is certain to write."""
+    """Return the registers that a statement of a probe always writes."""
     if isinstance(node, tree.Instruction) and node.operands and node.guard is None:
         return set(names_of(node.operands[0]))
     return set()
 
 
 def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> dict[str, str]:
-    """Return the registers of a file that hold the same constant wherever a snippet begins.
+    """Return the registers of a file that have the same constant value wherever a snippet begins.
 
-    The constant is what the entry's snippet sets, or the initial value. No other snippet may change the register,
-    except at exits in a snippet that is the only one to use it.
+    That's the value to which the snippet at the entry sets the register, or its initial value. No other snippet may
+    change the register, except one at the exits, provided that no other snippet uses the register.
     """
     found: dict[str, str] = {}
     distinct = {(id(use.snippet), use.place.kind): use for use in uses}
@@ -47,7 +47,7 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
 
 
 def _constant(node: tree.Instruction | tree.Label | Save) -> str | None:
-    """Return the constant to which a statement sets its register, or None if it does anything else."""
+    """Return the constant to which a statement sets its register. Return None if it does anything else."""
     if isinstance(node, tree.Instruction) and node.opcode == "mov" and node.guard is None:
         source = node.operands[1]
         return source.text if isinstance(source, tree.Number) else None

@@ -1,14 +1,14 @@
 """Lengthen stalls in the code that ptxas compiled for a snippet, and add the waits that a function leaves to its
 caller.
 
-ptxas knows that a caller can overwrite its arguments only after the return. So it makes the RET wait until loads have
-arrived, but not until stores have read their operands. A trampoline continues with code that may overwrite these
-operands, so a store without a scoreboard gets one. Each result is awaited by its own scoreboard, whatever else ptxas
-has awaited.
+ptxas knows that a caller can overwrite its arguments only after the function has returned. So it makes the RET wait
+until loads have arrived, but not until stores have read their operands. In a trampoline, the code after the snippet may
+overwrite these operands, so a store without a scoreboard gets one. We wait for the scoreboard of each result, even
+where ptxas has concluded that it isn't necessary.
 
-ptxas 13.0 may leave 3 cycles between an IMAD.WIDE and an IADD3 or LOP3 that reads its lower half; 5 are needed
-(docs/sass-rules.md). An R2UR usually stands between them, and may take longer than its stall says. Nobody has measured
-that, so the stalls alone have to be enough.
+ptxas 13.0 may leave 3 cycles between an IMAD.WIDE and an IADD3 or LOP3 that reads its lower half, although 5 are needed
+(docs/sass-rules.md). Usually, there's an R2UR between them, which may take longer than its stall says. Nobody has
+measured that, so the stalls alone have to be sufficient.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several 
 
 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:
-    """Add a scoreboard to each store without one. Return the words, and the barriers to wait for.
+    """Add a scoreboard to each store without one. Return the words, and the barriers to wait for after them.
 
-    ptxas may also leave an S2UR without a barrier if another one follows, because their results arrive in order. Such
-    an S2UR gets the barrier of the next one. The same goes for a POPC before an FLO.
+    ptxas may also leave an S2UR without a barrier if another one follows it, because their results arrive in order.
+    Such an S2UR gets the barrier of the next one. The same applies to a POPC before an FLO.
     """
     words = _announce_results(words, table)
     used = 0
@@ -54,7 +54,7 @@ def announce(words: list[int], table: Table) -> tuple[list[int], int]:
 
 
 def _announce_results(words: list[int], table: Table) -> list[int]:
-    """Give each result of variable latency without a barrier the barrier of the next result from the same unit."""
+    """If a result of variable latency has no barrier, give it the barrier of the next result from the same unit."""
     found = list(words)
     following: dict[str, int] = {}
     for index in range(len(words) - 1, -1, -1):
@@ -71,8 +71,10 @@ def _announce_results(words: list[int], table: Table) -> list[int]:
 
 
 def await_reads(words: list[int], table: Table) -> list[int]:
-    """Make each word that overwrites an operand wait until it's been read. ptxas knows which units read at once."""
-    reading = [0] * 6  # by barrier; never cleared, as a jump may skip the word that waits
+    """If a word overwrites an operand of another, make it wait until the operand has been read. ptxas knows which units
+    read their operands at once.
+    """
+    reading = [0] * 6  # by barrier; never cleared, because a jump may skip the word that waits
     found = []
     for word in words:
         control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
@@ -85,10 +87,10 @@ def await_reads(words: list[int], table: Table) -> list[int]:
 
 
 def await_results(words: list[int], table: Table) -> list[int]:
-    """Make each word that uses a result wait for its barrier.
+    """Make each word that uses a result wait for the barrier of the result.
 
-    ptxas leaves that out if a later result from the same unit has been awaited: results of POPC and FLO, for example,
-    arrive in order. Nobody has measured that.
+    ptxas doesn't wait if it has already waited for a later result from the same unit: results of POPC and FLO, for
+    example, arrive in order. Nobody has measured that.
     """
     code = Code(dump_words([*words, _END]), table)
     found = list(words)
@@ -106,8 +108,8 @@ def await_results(words: list[int], table: Table) -> list[int]:
 
 
 def space(words: list[int], table: Table) -> list[int]:
-    """Lengthen stalls (of up to 15 cycles) until they're enough for results of IMAD.WIDE, and for all results of fixed
-    latency that are read after an R2UR.
+    """Lengthen stalls, which can be up to 15 cycles, until they're sufficient for results of IMAD.WIDE, and for all
+    results of fixed latency that are read after an R2UR.
     """
     found: list[int] = []
     pending: list[tuple[int, int, bool]] = []  # registers, cycles until they're ready, whether the stalls may be short

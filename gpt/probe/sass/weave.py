@@ -1,20 +1,20 @@
 """Weave probes into one kernel of a cubin, and prove the result.
 
-The plan and the probes' bodies are the same for every instruction set (gpt/probe/plan, gpt/probe/lower). ptxas compiles
-a body as a function (body.py, snippets.py), and a trampoline at each place holds its words (trampoline.py). Each map
-adds a parameter for its buffer's address after the kernel's own.
+The plan, and the bodies of probes, are the same for all instruction sets (gpt/probe/plan, gpt/probe/lower). ptxas
+compiles a body as a function (body.py, snippets.py), and a trampoline at each place contains its words (trampoline.py).
+For each map, a parameter with the address of its buffer is added after the kernel's own.
 
-Values that probes keep from one place to another go, in this order of preference,
+Values that probes keep from one place to another are stored, in order of preference,
 
-- into a register that the kernel never names, if there's one below the next multiple of 8 (registers.py);
-- below the stack pointer, where it's loaded and stored at each place (stack.py).
+- in a register that doesn't occur in the kernel, if there's one below the next multiple of 8 (registers.py);
+- below the stack pointer, from where they're loaded and where they're stored at each place (stack.py).
 
-A register that holds the same constant at every place isn't kept: it's set where it's read.
+A register that has the same constant value at every place isn't kept: it's set where it's read.
 
 The cubin is loaded a second time, but its kernel has to use the variables of the first copy (cubin_variables.py).
 
-A kernel's entry and exits are woven together or not at all. Other places that can't be woven are left out and counted.
-In the end `gpt/sass/check.py` has to prove the kernel; if it can't, the kernel is left alone.
+Either the entry and all exits of a kernel are woven, or none of them. Other places that can't be woven are left out and
+counted. In the end, `gpt/sass/check.py` has to prove the kernel correct. If it can't, the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
-CONSTANT_BANK, ADDRESS_BANK = 3, 4  # a module's constants, and the addresses of its other variables
+CONSTANT_BANK, ADDRESS_BANK = 3, 4  # the constants of a module, and the addresses of its other variables
 STORES = {"STG", "ST", "REDG", "RED"}
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
@@ -71,7 +71,7 @@ def weave(
 ) -> Woven:
     """Weave the probes of `files` into a kernel. Raises LeftAlone, and GptError if ptxas fails.
 
-    The cubin's editor isn't modified, so several kernels can share one.
+    The editor of the cubin isn't modified, so several kernels can share one.
     """
     if not arch_of(arch).proven:
         raise LeftAlone("not_proven", arch, kernel)
@@ -93,7 +93,7 @@ def weave(
 
 
 class _Weaver:
-    """One kernel and its probes."""
+    """Weaves probes into one kernel."""
 
     def __init__(
         self, original: CubinEditor, name: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, count: bool
@@ -103,7 +103,7 @@ class _Weaver:
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
         self.count = count
-        self.is_final = False  # True if even waiting for the kernel's stores wouldn't make room
+        self.is_final = False  # True if waiting for the kernel's stores wouldn't free any more registers either
         if self.plain.is_tile:
             raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
@@ -112,7 +112,9 @@ class _Weaver:
         self.amended = frozenset({0} if self.kernel is not self.original.kernel else ())
 
     def amend(self) -> bool:
-        """Add a scoreboard to each store without one, so that an exit can wait for it. Return whether there are any."""
+        """Add a scoreboard to each store without one, so that an exit can wait for the store. Return whether there were
+        any.
+        """
         code = self.kernel.code
         waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
         rarely = min(range(6), key=lambda barrier: waits[barrier])
@@ -161,7 +163,7 @@ class _Weaver:
     # Lowering
 
     def lower_all(self) -> Splicer:
-        """Lower every placed snippet and write the trampolines."""
+        """Lower each snippet that was placed, and write the trampolines."""
         plan = self.plan
         plan.check_age(VERSION, TARGET)
         self.cubin = self.old.fork()
@@ -181,7 +183,7 @@ class _Weaver:
         return self._splice(lowered)
 
     def _misfit(self, use: PlacedSnippet, text: str) -> None:
-        """Leave a place out, or the whole kernel if it's the entry or an exit."""
+        """Leave out this place, or if it's the entry or an exit, leave the whole kernel alone."""
         if use.place.kind in ("entry", "exit", "leave"):
             raise LeftAlone("no_registers", f"its entry or an exit {text}", self.name)
         self.plan.note(use, text)
@@ -228,7 +230,7 @@ class _Weaver:
         return splicer
 
     def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
-        """Return code that sets the kept values that the entry's snippets don't set."""
+        """Return the code that sets those kept values that the snippets at the entry don't set."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
         }
@@ -243,7 +245,7 @@ class _Weaver:
         return pieces
 
     def _piece(self, use: PlacedSnippet, one: Lowered, kept: dict[str, Kept]) -> Piece:
-        """Return the piece to insert at a place. Raises CannotProbe."""
+        """Return what to insert at a place. Raises CannotProbe."""
         body, guard = one.body, None
         if one.bare and self.compiler.find(one.bare.text).takes_guard:
             body, guard = one.bare, self.kernel.code[use.site.first].guard
@@ -266,7 +268,7 @@ class _Weaver:
     # The file
 
     def edit(self, splicer: Splicer) -> Declaration:
-        """Put the words into the cubin, and update what the file says about them."""
+        """Write the words into the cubin, and update what the file says about them."""
         editor, before = self.editor, len(self.kernel.code)
         editor.append(dump_words(splicer.words[before:]))
         editor.write(0, dump_words(splicer.words[:before]))
@@ -283,9 +285,11 @@ class _Weaver:
         return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
 
     def share_variables(self) -> tuple[list[Freed], list[SharedVariable]]:
-        """Make the kernel use its module's variables; return the places for their addresses, and variables to copy."""
+        """Make the kernel use the variables of the program's module. Return where their addresses go, and which
+        variables to copy.
+        """
         kernel = self.original.kernel
-        # Includes parts of other operands, which does no harm.
+        # This includes parts of other operands, which does no harm.
         banks = {bits(word, 54, 5) for word in kernel.code.words}
         if kernel.graph.calls_out:
             banks |= {ADDRESS_BANK, CONSTANT_BANK}
@@ -301,7 +305,7 @@ class _Weaver:
         ]
 
     def _locate(self, freed: list[Freed]) -> list[SharedVariable]:
-        """Return the variables whose addresses the loader fills in; their sections are where `build` put them."""
+        """Return the variables whose addresses the loader fills in. Their sections are where `build` has put them."""
         start = self.cubin.sections["offset"]
         return [
             SharedVariable(one.variable.name, "global", one.variable.size, int(start[one.section]) + one.offset, None)

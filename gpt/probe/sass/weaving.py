@@ -1,10 +1,10 @@
-"""Weave the cubins of a stream: replace each element that carries a cubin by one `cubin` per kernel.
+"""Weave probes into the cubins of a stream. Each element that contains a cubin is replaced by one `cubin` per kernel.
 
-Each of them contains only that kernel, unless it can't be cut out.
+Each of these contains only its kernel, unless the kernel can't be cut out.
 
-gpt-hook lists the kernels that it wants in `only`, and gets a `refused` for each kernel left alone. Without `only`,
-the kernels without probes follow in one more `cubin`, as in modules of PTX. Elements without bytes, or of other types,
-are passed on.
+gpt-hook lists the kernels that it wants in `only`, and gets a `refused` for each kernel that was left alone. Without
+`only`, the kernels without probes follow in one more `cubin`, as they do for PTX modules. Elements of other types, or
+without bytes, are passed on.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from gpt.stream import records
 from gpt.stream.reasons import Reason
 
 Records = Iterator[dict[str, Any]]
-FIRST = 1 << 31  # ids of modules and maps: gpt-ptx-probe in the same pipeline begins with 0
+FIRST = 1 << 31  # ids of modules and maps; gpt-ptx-probe, which may be in the same pipeline, begins with 0
 WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that apply to all kernels of an image
 
 
 class _Cubin:
-    """An element with bytes, and why its kernels are left alone if all of them are."""
+    """An element with its bytes, and the reason if all of its kernels are left alone."""
 
     def __init__(self, data: bytes, arch: str, reason: Reason | None) -> None:
         self.data, self.arch, self.reason = data, arch, reason
         self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
 
     def cut_to(self, kernel: str) -> bytes:
-        """Return a cubin that contains only this kernel, or all of it if cutting isn't safe: it's loaded for this
-        kernel only.
+        """Return a cubin that contains only this kernel. If it isn't safe to cut the cubin, return all of it, to be
+        loaded for this kernel only.
         """
         try:
             return drop_kernels(self.data, set(self.names) - {kernel}) if len(self.names) > 1 else self.data
@@ -51,8 +51,8 @@ class _Cubin:
 
 
 class SassWeaving(Weaving[_Cubin]):
-    """Weaves the probes into the kernels of `element` records. `count` is an option of `weave`; with `original`, each
-    woven cubin comes with the code without probes.
+    """Weaves probes into the kernels of `element` records. `count` is an option of `weave`. With `original`, each woven
+    cubin is accompanied by its code without probes.
     """
 
     kind = "element"
@@ -62,12 +62,12 @@ class SassWeaving(Weaving[_Cubin]):
         self.count, self._original = count, original
         self._modules = self._maps = FIRST
         self._build_ids: dict[str, str] = {}  # by library
-        self._asked: int | None = None  # the module record that makes the request
-        self._limit: int | None = None  # the register limit that it sets
+        self._asked: int | None = None  # the module record that requests kernels
+        self._limit: int | None = None  # the limit for registers that it sets
         self._compilers: dict[str, Compiler] = {}
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Yield a record, or the records that replace an element."""
+        """Yield a record, or if it's an element with a cubin, the records that replace it."""
         if record["kind"] == "module":
             self._asked, self._limit = record.get("id"), record.get("registers")
         if record["kind"] == "library" and isinstance(record.get("build_id"), str):
@@ -78,7 +78,7 @@ class SassWeaving(Weaving[_Cubin]):
         yield from super().handle(record)
 
     def name(self, record: dict[str, Any]) -> str:
-        """Return LIBRARY#INDEX."""
+        """Return the name of an element, LIBRARY#INDEX."""
         return f"{record.get('library')}#{record.get('index')}"
 
     def open(self, record: dict[str, Any], name: str) -> _Cubin:
@@ -95,7 +95,7 @@ class SassWeaving(Weaving[_Cubin]):
         return cubin
 
     def read(self, data: bytes, name: str) -> _Cubin:
-        """Read a cubin without further information."""
+        """Read a cubin about which nothing else is known."""
         return _Cubin(data, "", Reason("no_table"))
 
     def kernels(self, module: _Cubin) -> list[str]:
@@ -116,7 +116,7 @@ class SassWeaving(Weaving[_Cubin]):
         return woven
 
     def prune(self, module: _Cubin, kernels: list[str]) -> bytes:
-        """Return the cubin unchanged: kernels without probes stay where they are."""
+        """Return the cubin as it is: kernels without probes stay where they are."""
         return module.data
 
     def _records(self, record: dict[str, Any], woven: Woven) -> Records:

@@ -1,6 +1,6 @@
-// Read the pipeline's answers, whose records are described in gpt-stream(5). They come from stages that
-// anybody may have written, or from the cache. If anything in them doesn't fit together, that's a fault, and
-// the kernel runs without probes.
+// Reads the pipeline's answers. gpt-stream(5) describes their records. They come from stages that anybody may
+// have written, or from the cache. If anything in an answer is inconsistent, that's a fault, and the kernel
+// runs without probes.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,7 +163,7 @@ static struct cursor begin(const struct gpt_bytes *answer) {
     return (struct cursor){data, data + answer->size, false};
 }
 
-// Return the number in sm_90a; for `host` it's always the same.
+// Return the number in sm_90a. For `host`, it's always the same.
 static unsigned long version_of(struct value arch) {
     char text[16] = "";
     if (arch.type == TEXT && arch.number < sizeof(text))
@@ -177,7 +177,7 @@ static bool begins_module(const struct record *record, uint64_t id, bool any) {
     return is(record->kind, "ptx") || (is_code && (!any || unsigned_of(record->id) != id));
 }
 
-// Return the module with the kernel that fits best: like the driver, the one for the newest architecture.
+// Choose the module whose kernel fits best. Like the driver, take the one for the newest architecture.
 static bool choose(struct woven *woven, const char *kernel, uint64_t *chosen) {
     unsigned long best = 0;
     bool found = false, any = false;
@@ -241,7 +241,7 @@ static bool read_field(struct woven_field *field, const struct record *record, s
     return true;
 }
 
-// Find out what reduce.c has to know. A map that it doesn't understand keeps all its records.
+// Determine what reduce.c has to know about a map. If it doesn't understand the map, all records are kept.
 static void read_fields(struct woven_map *map, const struct record *record) {
     struct cursor at = record->in_fields;
     bool whole = map->stride && map->stride % sizeof(uint64_t) == 0;
@@ -293,7 +293,7 @@ static const struct reason *read_reason(struct value code, struct value detail) 
     return reason;
 }
 
-// Record why there's no kernel with probes: the reason in its record, or the first fault.
+// Record why there's no kernel with probes: use the reason in the kernel's record, or else the first fault.
 static void explain(struct woven *woven, const char *kernel) {
     struct cursor cursor = begin(&woven->answer);
     while (cursor.at < cursor.end && !woven->fault) {
@@ -447,7 +447,7 @@ static void copy(struct gpt_packer *to, const unsigned char *start, const struct
     gpt_put_raw(to, start, (size_t)(end->at - start));
 }
 
-// Copy a param, with the number of its map in the trace.
+// Copy a parameter, with the number that its map has in the trace.
 static void copy_param(struct gpt_packer *to, struct cursor *from, const struct woven *woven) {
     const unsigned char *whole = from->at;
     struct value map = read_value(from);

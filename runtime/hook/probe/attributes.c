@@ -1,6 +1,6 @@
 // Attributes and cache settings of functions and kernels. If the kernel with probes can't have an attribute
-// that the program's kernel has, it isn't launched. For example, with more static shared memory, less is left
-// for dynamic.
+// that the program's kernel has, it isn't launched. For example, if it has more static shared memory, less is
+// left for dynamic shared memory.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static void keep(const struct property *property, void *with) {
         list->items[list->count++] = *property;
 }
 
-// Copy them from the list, which has the last one set first.
+// Copy the attributes from the list, in which the last one set comes first.
 static bool copy(uint64_t from, uint64_t to, bool is_kernel) {
     struct properties list = {.count = 0};
     bool good = true;
@@ -110,8 +110,8 @@ void hook_after_attribute(struct frame *frame) {
 
 enum { MOST_ATTRIBUTES = 8, BUCKETS = 256 };
 
-// An answer about blocks of some size, or about clusters of such blocks: how many fit, or how large they may
-// be.
+// An answer that the program got about blocks of some size, or about clusters of such blocks: how many fit,
+// or how large they may be.
 struct question {
     struct question *next;
     uint64_t handle, parent; // for a function, its owner
@@ -179,7 +179,8 @@ static uint64_t count(uint64_t function, const struct question *question) {
     return status ? 0 : (uint64_t)found;
 }
 
-// Return whether fewer blocks fit than we answered. False also if the question was about another kernel.
+// Return whether fewer blocks fit than our answer to the program said. If the question was about another
+// kernel, return false.
 static bool is_lower(struct probed *probed, const struct bound *bound, const struct question *asked) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
     if ((asked->handle != probed->handle && asked->parent != probed->handle) ||
@@ -213,7 +214,7 @@ static void end_other(struct other *other) {
 }
 #define OTHER __attribute__((cleanup(end_other))) struct other
 
-// Find the kernel that would run with blocks of this size.
+// Find the kernel that would run if a launch had blocks of this size.
 static struct other find_other(uint64_t handle, uint64_t threads) {
     struct other other = {.held = hook_find_entry(handle)};
     if (!other.held || !hook_hold_probed(other.held))
@@ -227,7 +228,7 @@ static struct other find_other(uint64_t handle, uint64_t threads) {
     return other;
 }
 
-// Return whether a kernel with probes may come later, including through gpt-hook ctl.
+// Return whether a kernel with probes may be loaded later, including through gpt-hook ctl.
 static bool may_come(uint64_t handle) {
     const struct probed *whole = hook_find_entry(handle);
     return !whole || !whole->refused || getenv(GPT_CONTROL);
@@ -239,13 +240,13 @@ static bool is_answered(const struct frame *frame) {
 
 typedef CUresult general(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
 
-// Ask the same question about another kernel, storing the answer elsewhere.
+// Ask the same question about another kernel, and store the answer elsewhere.
 static CUresult ask_again(const struct frame *frame, void *answer, uint64_t function) {
     return ((general *)frame->real)((uint64_t)answer, function, frame_arg(frame, 2), frame_arg(frame, 3),
                                     frame_arg(frame, 4), frame_arg(frame, 5), 0);
 }
 
-// Answer with the lower of the two 32-bit numbers.
+// Replace the 32-bit answer by the lower one of the two kernels'.
 static void lower(const struct frame *frame, struct question *question) {
     int *answer = (int *)frame_arg(frame, 0), found = 0;
     OTHER other = find_other(question->handle, question->threads);
@@ -278,8 +279,8 @@ void hook_after_shared(struct frame *frame) {
     keep_answer(&question, fit < blocks ? fit : blocks);
 }
 
-// cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): answers with
-// the probed kernel's block size, and the largest grid that either kernel fills.
+// cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): return the
+// block size for the kernel with probes, and the largest grid that fits for either kernel.
 void hook_after_block_size(struct frame *frame) {
     int *grid = (int *)frame_arg(frame, 0), *threads = (int *)frame_arg(frame, 1), found[2] = {0};
     size_t (*shared_of)(int) = (size_t (*)(int))frame_arg(frame, 3);
@@ -294,7 +295,7 @@ void hook_after_block_size(struct frame *frame) {
         found[1] > 0)
         question.threads = (uint64_t)found[1];
     question.shared = shared_of ? shared_of((int)question.threads) : frame_arg(frame, 4);
-    // The number of multiprocessors is in both grids.
+    // Both grids are multiples of the number of multiprocessors.
     uint64_t fit = count_both(question.handle, other.function, &question),
              with = found[1] > 0 ? count_blocks(other.function, &question) : 0;
     if (with && fit)

@@ -1,4 +1,4 @@
-// Places in slabs for launches, and slabs for executable graphs. slabs.c explains the life cycle of a slab,
+// Places for launches in slabs, and slabs for executable graphs. slabs.c explains the life cycle of a slab,
 // the lock, and all waits.
 
 #include <pthread.h>
@@ -20,7 +20,8 @@ static uint64_t size_for(const struct pool *pool, uint64_t bytes) {
     return size > pool->most && bytes <= pool->most ? bytes : size;
 }
 
-// Make the stream wait until a slab that this thread has taken is clear. Returns NULL, or why that failed.
+// Make the stream wait until a slab that this thread has taken is clear. Returns NULL, or the reason if that
+// failed.
 static const struct reason *make_clear(struct slab *slab, const struct claim *claim) {
     const struct reason *reason = NULL;
     if (slab->known_ready)
@@ -65,7 +66,7 @@ static _Atomic(struct slab *) *recent_of(const struct claim *claim) {
     return &recent[hash_of(claim) / (UINT64_MAX / RECENT + 1)];
 }
 
-// Return the part of `places` that tells streams apart.
+// Return the part of `places` that distinguishes streams.
 static uint64_t mark_of(const struct claim *claim) {
     uint64_t below = 1ull << PLACES_LEFT, from = 1ull << PLACES_STREAM;
     return (hash_of(claim) >> 16) % below / from * from;
@@ -145,8 +146,8 @@ static struct slab *find_open(struct pool *pool, const struct claim *claim, uint
     return NULL;
 }
 
-// With --complete, a launch that finds no slab waits in a queue, so that later launches don't take all the
-// slabs that become free.
+// With --complete, launches that find no slab wait in a queue. Otherwise, later launches might take all slabs
+// that become free.
 struct waiting {
     TAILQ_ENTRY(waiting) link;
     bool waits;
@@ -165,8 +166,9 @@ static void stop_waiting(struct pool *pool, struct waiting *waiting) {
     pthread_cond_broadcast(&hook_pools_changed);
 }
 
-// Launches take places in slabs and finish without the lock. So if a launch kept a slab from being drained,
-// the slab may be ready a moment later without any event that wakes us. A change of its `places` shows that.
+// Launches take places in slabs, and give them back, without the lock. So if a launch was what kept a slab
+// from being drained, the slab may be ready a moment later, without any event that wakes us. A change of its
+// `places` shows that.
 static uint64_t sum_places(const struct pool *pool) {
     uint64_t sum = 0;
     EACH_SLAB (slab, &pool->in_use)
@@ -174,8 +176,8 @@ static uint64_t sum_places(const struct pool *pool) {
     return sum;
 }
 
-// With --complete, wait until a slab may have become free. Returns false if none will, or if it takes too
-// long.
+// With --complete, wait until a slab may have become free. Returns false if none is going to, or if it takes
+// too long.
 static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct waiting *waiting,
                           uint64_t round, const struct reason *reason) {
     uint64_t places = sum_places(pool);
@@ -192,7 +194,7 @@ static bool wait_for_slab(struct pool *pool, const struct claim *claim, struct w
         TAILQ_INSERT_TAIL(&pool->waiting, waiting, link);
     }
     bool first = is_first(pool, waiting);
-    // A slab became free in the meantime, or isn't cleared yet.
+    // A slab has become free in the meantime, or is still being cleared.
     bool soon = first && !TAILQ_EMPTY(&pool->ready);
     if (first && !soon && !hook_may_return(pool)) {
         if (sum_places(pool) == places)
@@ -241,7 +243,7 @@ struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struc
     return slab ? slab : claim_locked(claim, offset, reason);
 }
 
-// A slab whose launches have ended is being written, which doesn't depend on the program.
+// Return whether a slab whose launches have ended is being written, which doesn't depend on the program.
 static bool is_being_read(const struct slab *slab) {
     return slab->state == SLAB_COPYING || (slab->state == SLAB_ISSUED && slab->ended);
 }
@@ -291,8 +293,8 @@ uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *dem
 
 uint64_t hook_slab_address(const struct slab *slab) { return slab->address; }
 
-// Other threads can't put an event into the default stream of this one. With --complete they may wait for its
-// slab, so an event follows each launch.
+// Other threads can't put an event into this thread's default stream. With --complete, they may wait for the
+// slab, so an event is recorded after each launch.
 static bool record_own(const struct slab *slab) {
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     CUresult status = hook_put_event(slab, true);
@@ -300,7 +302,8 @@ static bool record_own(const struct slab *slab) {
     return !status;
 }
 
-// Say that a launch is in the stream. Returns false if the slab has left it meanwhile: the process ends.
+// Record that a launch is in the stream. Returns false if its slab has left the stream in the meantime,
+// because the process is ending.
 static bool arrive(struct slab *slab, struct save *save) {
     uint64_t now = hook_now(), issued = slab->issued;
     while (issued < now && !atomic_compare_exchange_weak(&slab->issued, &issued, now))
@@ -340,8 +343,8 @@ void hook_issue(struct slab *slab, struct save *save) {
 
 // -- Slabs of graphs -------------------------------------------------------
 
-// Return the largest size that leaves enough memory to copy the results of any graph. `others` are the bytes
-// of slabs held by graphs.
+// Return the largest size that leaves enough memory for copying the results of any graph. `others` is the
+// number of bytes that graphs hold in other slabs.
 static uint64_t room_for(const struct pool *pool, uint64_t bytes, uint64_t others) {
     uint64_t kept = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
     return kept < pool->most ? pool->most - kept : 0;
@@ -368,8 +371,8 @@ static struct slab *hold_once(struct pool *pool, uint64_t bytes, uint64_t size, 
                 : ready_for_graph(pool, bytes, size, most); // leave larger ones to launches if possible
 }
 
-// Give a graph at most half of the memory, and leave room to copy the results of any graph: without that, no
-// replay would be recorded.
+// Give a graph at most half of the memory, and leave enough to copy the results of any graph. Without that,
+// no replay would be recorded.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason) {
     uint64_t size = (bytes + HELD - 1) / HELD * HELD, context = hook_current_context();
     const struct claim any = {
@@ -419,7 +422,7 @@ void hook_let_go(struct slab *slab) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Called while the device is busy, so that no launch has to wait for memory to be allocated and cleared.
+// Called while the device is busy, so that no launch has to wait until memory has been allocated and cleared.
 void hook_make_next(const struct slab *like) {
     pthread_mutex_lock(&hook_pools_lock);
     struct pool *pool = hook_pools_end ? NULL : hook_find_pool(like->context);

@@ -29,14 +29,13 @@
 
 enum { SECOND = 1000000000, BEHIND = 200000000 };                 // ns
 enum { LOOK = 1000000, LOOK_MOST = 5000000, LOOK_SOON = 200000 }; // ns between two looks; if some call waits
-// In ns: the age of an old launch, and the time between two checks.
+// In ns: the age from which a launch counts as old, and the time between two checks for old launches.
 enum { OLD = 50000000, LOOK_OLD = 25000000 };
 
 // Guarded by hook_pools_lock
 static bool begun, late;
 
-// Record how many ticks the launch was delayed, and how many ticks have passed since its buffers were
-// claimed.
+// Write how many ticks the launch was delayed, and how many ticks have passed since its buffers were claimed.
 static void write_times(const struct slab *slab, const struct save *save, uint64_t since) {
     double ns = hook_has_tsc ? 1e9 / (double)hook_tsc_hz() : 1;
     uint64_t kernel = 0, original = 0;
@@ -46,8 +45,8 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
-// How long the writer has been busy without a pause. If that's long and more slabs are waiting, it can't keep
-// up with the program.
+// Since when the writer has been busy without a pause. If that's a long time and more slabs are waiting, it
+// can't keep up with the program.
 static uint64_t busy_since;
 static bool more_wait;
 
@@ -77,7 +76,7 @@ static void write_save(struct slab *slab, struct save *save) {
         hook_forget_benchmark(save);
 }
 
-// Write as many launches at once as are reduced together. A node's save ends before its arguments.
+// As many launches are written at once as are reduced together. The save of a node ends before its arguments.
 enum { AT_ONCE = 64 };
 
 static void write_replay(struct slab *slab, const struct save *save) {
@@ -98,7 +97,7 @@ static void write_replay(struct slab *slab, const struct save *save) {
     hook_end_replay(save->replay);
 }
 
-// Write launches up to the next graph launch, and return the save behind them.
+// Write launches up to the next launch of a graph. Returns the save after them.
 static struct save *write_saves(struct slab *slab, struct save *first) {
     struct save *all[AT_ONCE], *next = first;
     size_t count = 0;
@@ -169,9 +168,9 @@ void hook_lose(struct save *save) {
 
 // The thread
 
-// Take the next finished slab, or look only at the oldest of each context: with many slabs waiting for
-// events, we don't query all of them each time one is queued. While we query, others add slabs to the list;
-// only this thread removes slabs that were issued.
+// Take the next slab whose event has completed, or if `all` is false, only check the oldest slab of each
+// context: if many slabs are waiting for events, we don't query all of them each time one is queued. While we
+// query, other threads add slabs to the list, but only this thread removes them.
 static struct slab *take_ready(bool all) {
     for (struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
         EACH_SLAB (slab, &pool->draining) {
@@ -214,8 +213,8 @@ static struct timespec in_time(uint64_t ns) {
     return (struct timespec){(time_t)(ns / SECOND), (long)(ns % SECOND)};
 }
 
-// Make sure that old launches in slabs in use get here. Return when to look again, or 0 to look when a slab
-// is claimed.
+// Make sure that slabs with old launches are sent here, even if they're still in use. Returns when to check
+// again, or 0 if it's enough to check when a slab is claimed.
 static uint64_t hand_old(void) {
     static uint64_t next_look;
     uint64_t now = hook_monotonic();
@@ -390,7 +389,7 @@ struct part {
 
 static bool is_zero(const char *data, uint64_t size) { return !*data && !memcmp(data, data + 1, size - 1); }
 
-// Return how many units saved anything. Stop counting once they're too many to be written individually.
+// Return how many units saved anything. Stop counting when there are too many to be written individually.
 static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *found) {
     *found = 0;
     for (uint64_t i = 0; i < count; i++)
@@ -399,7 +398,8 @@ static bool is_thin(const char *data, uint64_t unit, uint64_t count, uint64_t *f
     return true;
 }
 
-// Drop units that saved nothing, if that at least halves the part. `number` is the index of its first unit.
+// Drop units that saved nothing, if that makes the part at most half as large. `number` is the index of its
+// first unit.
 static void make_thin(struct part *part, uint64_t unit, uint64_t number) {
     static char *room;     // only one thread writes
     if (part->size % unit) // the part ends within a unit
@@ -491,7 +491,7 @@ static bool is_side(int file) {
     return !fstat(file, &found) && found.st_dev == side.st_dev && found.st_ino == side.st_ino;
 }
 
-// Never touch an existing file, even if it's ours: take the next number.
+// Never use an existing file, even if it's ours: take the next number.
 static int make_side(void) {
     int file = -1, size = snprintf(side_path, sizeof(side_path) - 16, "%s.buffers", hook_live->path);
     for (int number = 2; file < 0 && number < 1000 && (number == 2 || errno == EEXIST); number++) {
@@ -502,8 +502,8 @@ static int make_side(void) {
     return file;
 }
 
-// The program may close descriptors that it didn't open, and get the number for its own file. So before each
-// use we check whose file it is.
+// The program may close descriptors that it didn't open, and then get the same number for a file of its own.
+// So before each use, we check whose file it is.
 static bool open_side(void) {
     bool made = *side_path;
     if (made && side_file >= 0 && is_side(side_file))

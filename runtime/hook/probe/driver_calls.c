@@ -3,8 +3,8 @@
 #include "driver_calls.h"
 #include "hook/watch/watch.h"
 
-// Stands for functions that the driver lacks, or that we haven't looked up yet: they fail, but no member is
-// ever NULL.
+// Stands for functions that the driver doesn't have, or that haven't been looked up yet. It fails, but at
+// least no member is ever NULL.
 static CUresult absent(void) { return CUDA_ERROR_NOT_FOUND; }
 
 struct probe_calls hook_do = {
@@ -53,7 +53,7 @@ uint64_t hook_call_again(const struct frame *frame) {
                                               a[10], a[11]);
 }
 
-// The positions of the function and the parameters in a call's arguments.
+// Where the function and the parameters are in the arguments of a call.
 struct places {
     unsigned function, params, extra;
     bool has_extra;

@@ -82,12 +82,12 @@ bool hook_find_variable(bool is_kernel, uint64_t module, const char *name, uint6
 
 struct frame;
 uint64_t hook_call_again(const struct frame *frame); // repeats the call; returns the result
-// Return the index of the launch's argument that has the size of the shared memory. If it's 0, the first
-// argument, the launch's configuration, contains that size.
+// Return the index of the launch's argument with the size of shared memory. If it's 0, the size is in the
+// configuration of the launch, which is the first argument.
 unsigned hook_place_of_shared(const struct frame *frame);
-// Set the function and the parameters of a launch.
+// Replace the function and the parameters of a launch.
 void hook_pass_arguments(struct frame *frame, uint64_t function, void **params, void **extra);
-// Repeat a frame's launch with another function and these parameters. Returns false if the driver refuses it.
+// Repeat the launch with another function and these parameters. Returns false if the driver refuses it.
 bool hook_launch_as(struct frame *frame, uint64_t function, void **params);
 
 #endif

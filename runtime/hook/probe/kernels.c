@@ -1,5 +1,5 @@
 // The table of kernels with probes: a hash table by handle, which launches read without a lock. Entries are
-// never removed: a handle that the driver reuses gets a new entry, which is found first.
+// never removed. If the driver reuses a handle, a new entry is added, which is found before the old one.
 
 #include <pthread.h>
 #include <stddef.h>
@@ -38,8 +38,8 @@ static struct probed *find(uint64_t handle) {
     return NULL;
 }
 
-// Kernels of an earlier order no longer run. The entry of a function that belongs to a kernel just leads to
-// the kernel's entry.
+// Kernels of an earlier order aren't launched any more. If a function belongs to a kernel, its entry only
+// leads to the entry of the kernel.
 struct probed *hook_find_probed(uint64_t handle) {
     struct probed *found = find(handle);
     return found && (found->kernel || atomic_load(&found->order) == hook_order()->number) ? found : NULL;
@@ -83,8 +83,8 @@ static bool make_room(void) {
     return true;
 }
 
-// Reuse a replaced entry that no longer owns anything for its successor. This keeps the table at one entry
-// per function, however often the user names other probes.
+// Reuse an entry that has been replaced and no longer owns anything, for its successor. So the table has one
+// entry per function, however often the user names other probes.
 static bool take_in(struct probed *there, struct probed *added) {
     if (!there || there->kernel || added->kernel || there->order >= added->order ||
         atomic_load(&there->users) || there->loaded) // an unloading thread is a user too
@@ -157,7 +157,7 @@ void hook_let_probed_go(struct probed *probed) {
         atomic_store(&any_replaced, true);
 }
 
-// Remove an entry and all its variants.
+// Remove an entry and all of its variants.
 static void take_off(struct probed *taken) {
     for (struct probed **at = &all; *at;)
         if (*at == taken || (*at)->first == taken)
@@ -321,15 +321,15 @@ const struct reason *hook_find_obstacle(const struct probed *probed, const struc
                                                     : NULL;
 }
 
-// Return how many blocks each multiprocessor must hold at once. All blocks of a cooperative grid are
-// resident.
+// Return how many blocks each multiprocessor must be able to hold at once. In a cooperative launch, all
+// blocks run at the same time.
 static uint64_t count_resident(const struct launch *launch) {
     uint64_t processors = device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
     return launch->cooperative && processors ? (blocks + processors - 1) / processors : 1;
 }
 
-// If a launch doesn't fit without probes either, let the driver reject it.
+// If a launch wouldn't fit without probes, either, let the driver reject it.
 static void want_fewer(struct probed *first, const struct launch *launch, uint64_t threads,
                        uint64_t resident) {
     unsigned most = hook_most_registers(threads, resident), before = atomic_load(&first->limit);
@@ -386,8 +386,9 @@ struct choice hook_choose(const struct launch *launch, uint64_t context) {
     return choice;
 }
 
-// The room begins at a multiple of PADDING, behind what the launch has. It's within the shared memory that
-// any launch may have, so no attribute changes. A cluster, whose blocks must all fit, gets none.
+// The room begins at a multiple of PADDING, after the shared memory that the launch asks for. It stays below
+// what any launch may have, so no attribute changes. A cluster gets no room, because all of its blocks must
+// fit.
 uint32_t hook_find_room(const struct choice *choice, const struct launch *launch) {
     enum { PADDING = 1024, MOST = 48 << 10, THREADS = 16, KNOWN = 1, FITS = 2 };
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
@@ -413,8 +414,8 @@ void hook_let_choice_go(const struct choice *choice) {
         hook_let_probed_go(choice->first);
 }
 
-// Remember that a launch needs more than the device has (its cluster doesn't fit, for example), so we don't
-// try it again.
+// Remember that a launch needs more than the device has (for example, its cluster doesn't fit), so that it
+// isn't tried again.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status) {
     uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
     struct probed *first = hook_find_entry(launch->function);

@@ -1,5 +1,6 @@
-// Launches a kernel with probes: the same launch with another function, and with the addresses of its buffers
-// after the program's parameters. If that isn't possible, the program's own kernel runs and is counted.
+// Launches kernels with probes: the same launch with a different function, and with the addresses of its
+// buffers after the program's parameters. If that isn't possible, the program's own kernel runs, and is
+// counted.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -35,8 +36,9 @@ static bool is_captured(uint64_t stream) {
            (hook_do.is_capturing(stream, &capturing) || capturing);
 }
 
-// Return whether a stream belongs to this context. Asking the driver costs more than the rest of a launch, so
-// the streams that do are remembered by a hash of both, until any stream ends, whose handle may be reused.
+// Return whether a stream belongs to this context. Asking the driver takes longer than the rest of a launch.
+// So for streams that do, a hash of stream and context is remembered, until any stream ends, because its
+// handle may be reused.
 static bool is_of_context(uint64_t stream, uint64_t context) {
     enum { STREAMS = 64 };
     static _Atomic uint64_t known[STREAMS];
@@ -52,8 +54,8 @@ static bool is_of_context(uint64_t stream, uint64_t context) {
     return status || of == context;
 }
 
-// Return why this launch can't be probed, or NULL if it can. It's UNCOUNTED, for example, during a capture,
-// when nothing runs until the graph is launched.
+// Return why this launch can't be probed, or NULL if it can. The reason is UNCOUNTED, for example, during a
+// capture, when nothing runs until the graph is launched.
 static const struct reason *find_reason(const struct frame *frame, const struct choice *choice,
                                         uint64_t context, uint64_t stream) {
     struct probed *first = choice->first;
@@ -75,7 +77,8 @@ static const struct reason *find_reason(const struct frame *frame, const struct 
     return NULL;
 }
 
-// Return whether the launch alone determines how large its buffers must be. Logs have to be counted.
+// Return whether the size of the buffers follows from the launch. The sizes of logs depend on what earlier
+// launches saved.
 static bool is_known_need(const struct save *save) {
     const struct woven *woven = save->probed->woven;
     bool known = true;
@@ -84,7 +87,7 @@ static bool is_known_need(const struct save *save) {
     return known;
 }
 
-// Add shared memory to the launch for its maps, if there's room.
+// Add shared memory for the maps to the launch, if there's room.
 static void add_room(struct frame *frame, const struct choice *choice, struct save *save) {
     unsigned place = hook_place_of_shared(frame);
     uint32_t shared = hook_find_room(choice, &frame->launch);
@@ -104,12 +107,12 @@ static void restore_arguments(struct frame *frame, const struct save *save) {
         frame_set_arg(frame, hook_place_of_shared(frame), save->given);
 }
 
-// Store the reason in the frame: a launch without probes is only counted once it has been made.
+// Store the reason in the frame. A launch without probes is counted only after it has been made.
 static void keep_reason(struct frame *frame, const struct reason *reason) {
     frame_leave_note(frame, NOTE_REASON, reason != UNCOUNTED ? reason : NULL);
 }
 
-// A launch that the driver rejects doesn't count for --launch-skip and --launch-count.
+// A launch that the driver has rejected doesn't count for --launch-skip and --launch-count.
 static void forget_launch(const struct frame *frame) {
     struct probed *first = hook_find_entry(frame->launch.function);
     if (first && frame->slot->special != SPECIAL_LAUNCH_OLD && atomic_load(&first->launches))
@@ -137,8 +140,8 @@ static void unpack(struct frame *frame, struct probed *probed) {
     frame_leave_note(frame, NOTE_SAVE, save);
 }
 
-// Claim buffers as large as earlier launches of the same kernel needed, or smaller ones if none are free in
-// that size.
+// Claim buffers of the size that earlier launches of the same kernel needed, or smaller ones if none of that
+// size are free.
 static struct slab *claim_buffers(const struct frame *frame, struct save *save, struct claim claim,
                                   uint64_t *offset, const struct reason **reason) {
     const struct demand *earlier;
@@ -202,9 +205,9 @@ static void launch_with_probes(struct frame *frame, const struct choice *choice,
     save->prologue = hook_now() - begun;
 }
 
-// Holding signals off takes two system calls, once before the launch and once after it: a third of what a
-// launch would cost. Most launches don't need it: they take no lock and no memory from malloc, and change
-// what others see in a single step. Code that takes a lock holds signals off itself.
+// Blocking signals takes two system calls, one before the launch and one after it, which are a third of what
+// a launch would cost. Most launches don't need it: they take no lock, allocate nothing with malloc, and
+// change what others see in a single step. Code that takes a lock blocks signals itself.
 static bool is_plain(const struct choice *choice) {
     bool measures = hook_settings.benchmark || hook_settings.memusage;
     return !measures && (!choice->probed || !hook_has_growing_log(choice->probed->woven));
@@ -230,7 +233,8 @@ __attribute__((weak)) void hook_before_launch(struct frame *frame) {
     hook_let_choice_go(&choice);
 }
 
-// Say that a launch with probes is in its stream. The thread that writes its buffers also writes its record.
+// Record that a launch with probes is in its stream. The thread that writes its buffers also writes its
+// record.
 static void finish_launch(struct frame *frame, struct save *save) {
     const struct launch *launch = &frame->launch;
     restore_arguments(frame, save);
@@ -245,7 +249,8 @@ static void finish_launch(struct frame *frame, struct save *save) {
     hook_issue(save->slab, save);
 }
 
-// On any failure, launch the program's own kernel instead, which fails as it would have without us.
+// If anything fails, launch the program's own kernel instead. If that fails, too, it fails as it would have
+// without us.
 static void launch_without_probes(struct frame *frame, struct save *save) {
     CUresult status = (CUresult)frame->result;
     restore_arguments(frame, save);
@@ -336,7 +341,7 @@ void hook_before_capture(struct frame *frame) {
     hold_drains(frame);
 }
 
-// cuStreamWaitEvent: a stream that waits for an event of a captured stream joins the capture.
+// cuStreamWaitEvent: a stream that waits for an event of a captured stream becomes part of the capture.
 void hook_before_join(struct frame *frame) {
     if (hook_probing && atomic_load_explicit(&captures, memory_order_relaxed))
         hold_drains(frame);
@@ -357,7 +362,7 @@ void hook_end_probing(void) {
     if (!hook_probing || !hook_is_this_process()) // but a child that shares our memory, as after vfork
         return;
     const struct thread *thread = hook_thread; // don't start a trace just for this
-    // Otherwise that call was left by longjmp.
+    // If it isn't, longjmp has left that call.
     bool calls = hook_calling > (const void *)__builtin_frame_address(0);
     bool within_driver = thread && thread->pid == (uint32_t)getpid() &&
                          (calls || hook_call_in_flight(thread)); // it may hold the driver's locks
@@ -367,7 +372,7 @@ void hook_end_probing(void) {
     hook_abandon_pending(within_driver);
 }
 
-// The first attempt frees only unused buffers.
+// The first attempt only frees buffers that nobody is using.
 void hook_call_without_buffers(struct frame *frame) {
     for (int i = 0; i < 2 && hook_probing && (CUresult)frame->result == CUDA_ERROR_OUT_OF_MEMORY; i++) {
         if (i)

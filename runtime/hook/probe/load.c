@@ -38,7 +38,7 @@ void hook_refuse(const struct looked_up *function, const struct reason *reason) 
         free(probed);
 }
 
-// Parameters: since CUDA 12.4 the driver reports the parameters of both kernels.
+// Parameters: since CUDA 12.4, the driver can report them, so we compare both kernels'.
 
 static bool check_params(const struct probed *probed) {
     CUresult (*info)(uint64_t, size_t, size_t *, size_t *) =
@@ -60,7 +60,7 @@ static bool check_params(const struct probed *probed) {
 
 // Contexts
 
-// Return why it can't run there, or NULL if it can.
+// Return why the kernel can't run there, or NULL if it can.
 static const struct reason *prepare(struct probed *probed, struct bound *bound) {
     int used;
     bool kernel = probed->is_library;
@@ -79,7 +79,7 @@ static const struct reason *prepare(struct probed *probed, struct bound *bound) 
     return hook_copy_properties(probed, bound) ? hook_compare_occupancy(probed, bound) : WHY(property);
 }
 
-// Make it usable in the current context. Returns NULL if memory runs out, or if the context is being
+// Prepare the kernel for the current context. Returns NULL if memory runs out, or if the context is being
 // destroyed.
 static struct bound *bind(struct probed *probed) {
     struct bound *bound = calloc(1, sizeof(*bound));
@@ -139,7 +139,7 @@ void hook_enter_function(uint64_t function, uint64_t kernel) {
 
 // Loading
 
-// Add the addresses of the program's variables to an image that has no table for them.
+// Insert the addresses of the program's variables into an image that has no table for them.
 static const struct reason *add_addresses(const struct probed *probed, char *image) {
     const struct woven *woven = probed->woven;
     for (size_t i = 0; i < woven->variable_count && !woven->table; i++) {
@@ -160,7 +160,7 @@ static const struct reason *add_addresses(const struct probed *probed, char *ima
     return NULL;
 }
 
-// Load it. Returns why that failed, or NULL.
+// Load the image. Returns NULL, or the reason if that failed.
 static const struct reason *load(struct probed *probed, const char *name) {
     uint64_t module;
     bool kernel = probed->is_library;
@@ -203,7 +203,7 @@ static void unload(struct probed *probed) {
     }
 }
 
-// Return how many registers the program's own kernel uses, or 0 if the driver can't tell.
+// Return how many registers the program's own kernel uses, or 0 if the driver doesn't say.
 static unsigned count_registers(const struct probed *probed) {
     int count = 0;
     CUdevice device;
@@ -292,7 +292,7 @@ void hook_load_probed(const struct looked_up *function, const char *name, struct
     enter(probed);
 }
 
-// cuModuleUnload, cuLibraryUnload: unload ours with the program's, unless its context is gone.
+// cuModuleUnload, cuLibraryUnload: unload our module with the program's, unless its context no longer exists.
 
 void hook_before_unload(struct frame *frame) {
     if (!hook_probing)
@@ -349,8 +349,8 @@ static struct flag *find_flag(uint64_t module, const char *name) {
     return flag;
 }
 
-// Return a flag for whether the program has the address of a variable in constant memory, and so may write to
-// it. NULL if out of memory.
+// Return a flag that says whether the program has the address of a variable in constant memory, so that it
+// may write to it. Returns NULL if memory runs out.
 static _Atomic bool *taken_flag(uint64_t module, const char *name) {
     module = hook_whole_module(module);
     struct flag *flag = find_flag(module, name);
@@ -381,7 +381,7 @@ void hook_after_variable(struct frame *frame) {
         flag->taken = true;
 }
 
-// Share one variable. `table` has the addresses for the kernel's table, `size` is in bytes.
+// Share a variable. `table` has the addresses for the kernel's table; `size` is in bytes.
 static const struct reason *share(const struct probed *probed, struct bound *bound,
                                   const struct woven_variable *variable, uint64_t *table, size_t size) {
     CUdeviceptr from, to;

@@ -1,6 +1,6 @@
-// Events behind the launches of a slab, and waits for slabs: code shared by buffers.c, which claims slabs,
-// and moments.c, which takes them from their streams. slabs.c explains the life cycle of a slab, the lock and
-// all waits.
+// Events that are put behind the launches of a slab, and waits for slabs. This code is used by buffers.c,
+// which claims slabs, and by moments.c, which takes them from their streams. slabs.c explains the life cycle
+// of a slab, the lock and all waits.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,7 +60,7 @@ struct patience hook_patience_of(unsigned seconds, bool by_clock) {
     return made;
 }
 
-// Return whether in this second, our threads did nothing but wait for driver calls.
+// Return whether our threads did nothing in this second except wait for calls of the driver.
 static bool is_up_to_driver(const struct patience *patience) {
     unsigned handed_count = 0, issued = 0, copying = 0;
     for (const struct pool *pool = hook_first_pool(); pool; pool = pool->next) {
@@ -104,7 +104,7 @@ void hook_send(struct slab *slab) {
     hook_write_later();
 }
 
-// The default stream of another thread can't be named; the legacy stream waits for it.
+// The default stream of another thread can't be named, but the legacy stream waits for it.
 CUresult hook_put_event(const struct slab *slab, bool by_name) {
     bool foreign = slab->stream == CU_STREAM_PER_THREAD_HANDLE && !by_name;
     uint64_t stream = foreign ? CU_STREAM_LEGACY_HANDLE : slab->stream;
@@ -149,7 +149,7 @@ static struct slab *next_handed(void) {
 
 bool hook_is_marking(const struct pool *pool) { return prepared == pool || (marked && marked->pool == pool); }
 
-// Make a context current for the marking thread's calls, which end with end_calls.
+// Make a context current for calls of the marking thread. After them, end_calls must be called.
 static bool begin_calls_in(const struct pool *pool, int *mode) {
     *mode = hook_begin_calls();
     marker_calls = true;
@@ -231,9 +231,9 @@ bool hook_begin_marking(void) {
     return done;
 }
 
-// No capture may begin between our check that a stream isn't captured and our event in it: the event would
-// never complete, and in the legacy stream it would invalidate the capture. A call about a stream needs no
-// protection from itself.
+// No capture may begin between our check that a stream isn't being captured and our event: the event would
+// never complete, and in the legacy stream it would invalidate the capture. A call about a stream needn't be
+// protected from itself.
 void hook_hold_drains(uint64_t stream) {
     pthread_mutex_lock(&hook_pools_lock);
     joining++;

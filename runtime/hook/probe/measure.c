@@ -1,8 +1,9 @@
-// Implements --benchmark. The kernel without probes is in a separate module, loaded when the function is
-// looked up. Its variables are copies of the program's, refreshed before each launch, so its writes to them
-// are lost. Its writes through pointers aren't: the kernel with probes repeats them. The following is put
-// into the launch's stream: flush, event, the kernel without probes, event, flush, event, the kernel with
-// probes, event. A flush takes longer than the calls after it, so the times don't include time on the host.
+// Implements --benchmark. The kernel without probes is in a separate module, which is loaded when the
+// function is looked up. Its variables are copies of the program's, refreshed before each launch, so whatever
+// it writes to them is lost. What it writes through pointers isn't, but the kernel with probes writes the
+// same again. These operations are put into the launch's stream: flush, event, the kernel without probes,
+// event, flush, event, the kernel with probes, event. A flush takes longer than the calls after it, so the
+// times don't include time on the host.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -55,7 +56,8 @@ static bool bind_variables(const struct probed *probed, struct bound *bound) {
     return bound->plain_variables != NULL;
 }
 
-// Return twice the size of the L2 cache, because lines aren't evicted in the order in which they were loaded.
+// Return twice the size of the L2 cache, because lines aren't necessarily evicted in the order in which they
+// were loaded.
 static uint64_t scratch_bytes(void) {
     CUdevice device;
     int size = 0;

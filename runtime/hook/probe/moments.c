@@ -1,5 +1,5 @@
-// Moments at which slabs leave their streams: the program has waited for the GPU, captures or destroys a
-// stream, runs out of memory, destroys a context, or ends. slabs.c says what happens at each.
+// The moments at which slabs leave their streams: the program has waited for the GPU, captures or destroys a
+// stream, runs out of memory, destroys a context, or ends. slabs.c explains what happens at each of them.
 
 #include <pthread.h>
 #include <time.h>
@@ -10,7 +10,7 @@
 #include "hook/write/write.h"
 #include "probe.h"
 
-// HASTE: how many seconds to wait if the driver may never answer. SECOND: one second in ns.
+// HASTE is how many seconds to wait if the driver may never answer. SECOND is one second in ns.
 enum { HASTE = 1, SECOND = 1000000000 };
 
 bool hook_give_slabs_back(void) {
@@ -73,7 +73,8 @@ void hook_drain_waited(const struct waited *waited) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Wait for everything sent back so far, letting other threads proceed. Returns false if that takes too long.
+// Wait for everything that has been sent, while other threads can continue. Returns false if that takes too
+// long.
 static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     uint64_t last = pool->sent;
     const struct slab *oldest;
@@ -83,15 +84,16 @@ static bool wait_for_sent(const struct pool *pool, struct patience *patience) {
     return true;
 }
 
-// Send all slabs of a pool back, unless their stream is captured, and wait for them.
+// Send all slabs of a pool and wait for them, unless their stream is being captured.
 static bool drain_pool(struct pool *pool, enum moment moment, struct patience *patience) {
     bool needed = moment == MEMORY_NEEDED, in_time = true;
     if (needed)
         hook_mark_stream(pool, CU_STREAM_PER_THREAD_HANDLE, (uint32_t)gettid(), true, ++hook_rounds);
-    // Twice: marking may have begun before, when the stream was captured
+    // Try twice: marking may have begun while the stream was being captured.
     for (int i = 0; i < 2 && in_time; i++) {
         EACH_SLAB (slab, &pool->in_use) {
-            // the legacy stream makes others wait for each other, so use it only at an end
+            // The legacy stream makes other streams wait for each other, so it's used only when a context or
+            // the process ends.
             bool named = !needed || slab->stream != CU_STREAM_PER_THREAD_HANDLE;
             if (!hook_is_filled(slab) || (!slab->recorded && !named) ||
                 !hook_seal(slab, moment == PROCESS_ENDS))
@@ -103,7 +105,7 @@ static bool drain_pool(struct pool *pool, enum moment moment, struct patience *p
         }
         in_time = wait_for_sent(pool, patience);
     }
-    // A slab that was given up at the end of the process is no longer waiting to be drained.
+    // A slab that was given up when the process ended isn't waiting to be drained any more.
     while (moment == CONTEXT_ENDS && in_time && hook_is_marking(pool))
         in_time = hook_wait_for_return(patience, false);
     return in_time;
@@ -140,7 +142,7 @@ void hook_drain_all(enum moment moment, uint64_t context) {
     pthread_mutex_unlock(&hook_pools_lock);
 }
 
-// Give up the slabs that aren't in the writer's queue yet.
+// Give up slabs that haven't been queued for the writer.
 static void give_up(struct slab *slab) {
     hook_collect(slab);
     if (!slab->saves)
@@ -149,7 +151,7 @@ static void give_up(struct slab *slab) {
     hook_send(slab);
 }
 
-// The writer won't get to these, because the driver doesn't answer.
+// The writer can't process these any more, because the driver doesn't answer.
 static void lose_sent(struct pool *pool) {
     EACH_SLAB (slab, &pool->draining) {
         struct save *save = slab->state == SLAB_ISSUED ? slab->saves : NULL;

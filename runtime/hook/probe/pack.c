@@ -1,12 +1,12 @@
-// Packs what probes saved: into columns, then with zstd.
+// Packs what probes saved: as columns, and then with zstd.
 //
 // Consecutive records are very similar: a count of 1, clocks that differ by little, one of a few SMs. So each
 // 32-bit word is replaced by its difference from the same word of the previous record. Then come the lowest
-// bytes of all first words, their second bytes, and so on. Most of these planes are all zeros and left out.
-// gpt-stream(5), Columns, has the exact form. It costs little more than copying the bytes, and leaves only a
-// fraction of them to zstd (docs/measured.md).
+// bytes of all first words, then their second bytes, and so on. Most of these planes consist of zeros, and
+// are left out. gpt-stream(5), Columns, specifies the exact form. This takes hardly longer than copying the
+// bytes, and leaves only a fraction of them to zstd (docs/measured.md).
 //
-// Only the writer thread packs. It allocates twice PACK_MOST at the first buffer, and nothing after that.
+// Only the writer thread packs. It allocates twice PACK_MOST for the first buffer, and nothing after that.
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -37,7 +37,7 @@ static bool is_worth(uint64_t packed, uint64_t size) { return packed <= size - s
 // -- Columns ---------------------------------------------------------------
 
 // Return how a word differs from the previous one. The sign is in the lowest bit, so that the upper bytes of
-// a small difference are zero, whatever its sign.
+// small differences are zero, whatever their sign.
 static inline uint32_t difference(const unsigned char *word, uint64_t row) {
     uint32_t now, before;
     memcpy(&now, word, sizeof(now));
@@ -45,8 +45,8 @@ static inline uint32_t difference(const unsigned char *word, uint64_t row) {
     return (now - before) << 1 ^ -((now - before) >> 31);
 }
 
-// Rearrange the words `w` of some rows. `to` is where each plane has its byte for the first of these rows, or
-// NULL if the plane is left out.
+// Rearrange the words `w` of some rows. `to` says where the byte of the first of these rows belongs in each
+// plane; it's NULL for planes that are left out.
 static void write_planes(const unsigned char *word, uint64_t row, uint64_t rows,
                          unsigned char *const to[PLANES]) {
     for (unsigned plane = 0; plane < PLANES; plane++)
@@ -54,7 +54,7 @@ static void write_planes(const unsigned char *word, uint64_t row, uint64_t rows,
             to[plane][i] = (unsigned char)(difference(word + i * row, row) >> 8 * plane);
 }
 
-// Return the size of the data as columns, or 0 if that isn't worth it.
+// Return the size of the data as columns, or 0 if columns wouldn't save anything.
 static uint64_t make_columns(const unsigned char *data, uint64_t size, uint64_t row, unsigned char *out) {
     uint32_t bits[MOST_ROW / 4] = {0}; // bits set in any difference of a word
     unsigned char *planes[MOST_ROW] = {NULL};
@@ -118,7 +118,7 @@ static bool find_functions(const struct linker *linker, void *handle) {
     return zstd.create && zstd.compress && zstd.is_error;
 }
 
-// Return where the library's name is in its file: its strings are in the first segment, which begins with the
+// Return where the library's name is in its file. The strings are in the first segment, which begins with the
 // file.
 static uint64_t find_name(const struct link_map *map) {
     uint64_t strings = 0, name = 0;
@@ -131,7 +131,7 @@ static uint64_t find_name(const struct link_map *map) {
     return strings > map->l_addr ? strings - map->l_addr + name : 0;
 }
 
-// Return a nameless copy of a file, with its library's name changed; -1 if that's impossible.
+// Return an unnamed copy of a file in which the name of the library is different, or -1 if that's impossible.
 static int copy_renamed(const char *path, uint64_t at) {
     struct stat status;
     int from = open(path, O_RDONLY | O_CLOEXEC), to = -1;
@@ -155,8 +155,7 @@ static int copy_renamed(const char *path, uint64_t at) {
     return to;
 }
 
-// Load the copy, under a path that a program never passes to dlopen; otherwise the program would get our
-// copy.
+// Load the copy under a path that programs never pass to dlopen. Otherwise, the program could get our copy.
 static void *open_copy(const struct linker *linker) {
     char path[64];
     struct link_map *found = linker->open(library, RTLD_LAZY | RTLD_LOCAL);

@@ -1,5 +1,5 @@
-// Probing: request kernels with probes, load them, launch them in place of the program's, and drain their
-// buffers.
+// Kernels with probes: requesting them, loading them, launching them in place of the program's, and draining
+// their buffers.
 
 #ifndef GPT_PROBE_H
 #define GPT_PROBE_H
@@ -19,7 +19,7 @@
 
 // -- answer.c --------------------------------------------------------------
 
-// A kernel with probes in it, as the pipeline built it: the image and its records.
+// A kernel with probes, as the pipeline has built it: its image and its records.
 
 enum { MOST_MAPS = 64 };
 
@@ -78,22 +78,23 @@ struct woven {
     uint32_t number;            // the kernel's number in the trace
 };
 
-// Return whether the pipeline would give the same answer again. A failure may be temporary: say, a compiler
-// was killed.
+// Return whether the pipeline would give the same answer again. A failure may be temporary, for example if a
+// compiler was killed.
 bool hook_is_lasting(const struct gpt_bytes *answer);
 
-// Return the pipeline's reason for making no code for any kernel in the image, or NULL if the answer has
-// none. `record` is set to the record in the answer that gives the reason.
+// If the pipeline generated no code for any kernel of the image, return the reason, and set `record` to the
+// record of the answer that has it. Otherwise, return NULL.
 const struct reason *hook_read_refusal(const struct gpt_bytes *answer, struct gpt_bytes *record);
 
-// Read an answer and take it over. Returns NULL if memory runs out.
+// Read an answer, and take ownership of it. Returns NULL if memory runs out.
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 
-// Write its records to the trace. `registers` is the register count of the program's kernel, or 0 if unknown.
+// Write its records to the trace. `registers` is the number of registers of the program's kernel, or 0 if it
+// isn't known.
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
 void hook_free_woven(struct woven *woven);
 
-// The head of a log has counters for each arena.
+// A log begins with counters for each arena.
 enum { ROOM_ARENAS = 16, ROOM_APART = 128, ROOM_HEAD = ROOM_ARENAS * ROOM_APART, ROOM_SECTOR = 32 };
 
 // Return the bytes per unit of an array or total.
@@ -107,7 +108,7 @@ static inline uint64_t hook_units(const struct woven_map *map, const uint32_t bl
     return map->level == LEVEL_THREAD ? threads : map->level == LEVEL_WARP ? (threads + 31) / 32 : 1;
 }
 
-// Compute the bytes of a map's buffer for a grid. Returns false if that overflows 64 bits.
+// Compute the size of a map's buffer for a grid, in bytes. Returns false if it doesn't fit in 64 bits.
 static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t grid[3],
                                   const uint32_t block[3], uint64_t *bytes) {
     unsigned __int128 blocks = (unsigned __int128)grid[0] * grid[1] * grid[2], size;
@@ -119,13 +120,14 @@ static inline bool hook_map_bytes(const struct woven_map *map, const uint32_t gr
     return size >> 62 == 0;
 }
 
-// Records of the pipeline's answers, copied to the trace.
+// Records of the pipeline's answers, which are copied to the trace.
 
 uint64_t hook_number_of_map(const struct woven *woven,
                             uint64_t id); // number in the trace, or 0 if there is no such map
 
-// Write a record of an answer under its number in the trace. A `function` of 0 means no function. If `before`
-// isn't 0, it is the register count of the program's kernel and goes after the count with probes.
+// Write a record of an answer to the trace, under its number there. If `function` is 0, there's no function.
+// If `before` isn't 0, it's the number of registers of the program's kernel, and is written after the number
+// with probes.
 void hook_retell(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function,
                  unsigned before);
 
@@ -138,26 +140,27 @@ const char *hook_name_beside(void);
 
 // -- mover.c ---------------------------------------------------------------
 
-// Our own kernel that copies memory and then clears the source.
+// Our own kernel, which copies memory and then clears the source.
 
-// Load it into the current context, where it stays as long as the context. Returns 0 if the driver can't
-// assemble it.
+// Load it into the current context, where it stays as long as the context exists. Returns 0 if the driver
+// can't assemble it.
 uint64_t hook_load_mover(void);
 
-// Copy and clear in a stream. Addresses are multiples of 16, and `bytes` is rounded up to one. Without a
-// mover, or with a target of 0 (only clear), this uses driver calls instead.
+// Copy and clear memory in a stream. Addresses are multiples of 16, and `bytes` is rounded up to a multiple.
+// If there's no mover, or if `to` is 0 (which means to clear only), driver calls are used instead.
 bool hook_move(uint64_t mover, uint64_t to, uint64_t from, uint64_t bytes, uint64_t stream);
 
 // -- kernels.c -------------------------------------------------------------
 
-// The table of kernels with probes, by the function or kernel handle that the program has.
+// The table of kernels with probes. It's indexed by the handle of the function or kernel that the program
+// has.
 
 struct shared_variable { // in constant memory, so it has to be copied
     uint64_t from, to, size;
     _Atomic bool *taken; // the program has taken its address
 };
 
-// A function that the program looked up.
+// A function that the program has looked up.
 struct looked_up {
     uint64_t handle, module, context;
     struct reference reference;
@@ -167,8 +170,8 @@ struct looked_up {
     unsigned registers; // limit on registers per thread with probes; 0: no limit
 };
 
-// A kernel with probes in one context: its code is loaded there and its variables resolved. After the context
-// is destroyed, another one may reuse the handle.
+// A kernel with probes in one context, where its code has been loaded, and the addresses of its variables
+// have been found. Once the context has been destroyed, another one may reuse its handle.
 struct bound {
     struct bound *next;
     uint64_t context;
@@ -185,8 +188,8 @@ struct bound {
     size_t plain_variable_count;
 };
 
-// The table holds the first variant of each handle. Variants with fewer registers hang off it in a list, and
-// a launch that the first can't serve tries them in order.
+// The table has the first variant for each handle. Variants with fewer registers are in a list that begins
+// there. If a launch can't use the first variant, these are tried in order.
 struct probed {
     _Atomic unsigned users; // users of anything that it and its variants have loaded
     _Atomic unsigned order; // the order that asked for it
@@ -219,36 +222,39 @@ struct probed {
 struct probed *hook_find_probed(uint64_t handle); // NULL if unknown
 struct probed *hook_find_entry(uint64_t handle);  // also maps a kernel's function to the entry of the kernel
 
-// Keep everything it has loaded until hook_let_probed_go, even if other probes are named meanwhile. Returns
-// false if they already were: then only its name in the trace may be used.
+// Keep everything that the kernel has loaded until hook_let_probed_go, even if other probes are named in the
+// meantime. Returns false if they have already been named. In that case, only its name in the trace may be
+// used.
 bool hook_hold_probed(struct probed *probed);
 void hook_hold_again(struct probed *probed); // for a kernel that's already held
 void hook_let_probed_go(struct probed *probed);
 
-// Take a list of variants of the current context that newer probes replaced and nobody uses. Each is returned
-// once; NULL if none is left for now.
+// Return a list of variants in the current context that newer probes have replaced, and that nobody uses.
+// Each list is returned only once. Returns NULL if there's none at the moment.
 struct probed *hook_take_replaced(uint64_t context);
 
-// Find the copy in a context, or NULL.
+// Return the kernel in a context, or NULL.
 struct bound *hook_find_bound(const struct probed *probed, uint64_t context);
 
-// Add to the table, which then owns it. Returns false if memory runs out or a newer entry is there.
+// Add a kernel to the table, which then owns it. Returns false if memory runs out, or if there's already a
+// newer entry.
 bool hook_add_probed(struct probed *added);
 void hook_add_fewer(struct probed *first, struct probed *added);
 
 uint64_t hook_kernel_function(uint64_t kernel,
                               uint64_t context); // the program's CUfunction for a kernel, or 0
 
-// Find the kernel that a function of this name in the current context was made from. Returns 0 if unknown.
+// Return the kernel from which a function with this name was made in the current context, or 0 if it isn't
+// known.
 uint64_t hook_find_kernel(uint64_t function, const char *name);
 
-// Take a kernel that a launch in this context wanted before it was ready. Each is returned once; NULL if none
-// is left.
+// Return a kernel that a launch in this context needed before it was ready. Each kernel is returned only
+// once. Returns NULL if there are no more.
 struct probed *hook_take_missed(uint64_t context);
 void hook_miss(struct probed *probed, uint64_t context);
 
-// Mark the module's kernels before it is unloaded, and unmark them if that fails. Otherwise
-// hook_next_unloaded returns each unloaded kernel once, then NULL.
+// Mark the kernels of a module before it's unloaded, and unmark them if that fails. If it succeeds,
+// hook_next_unloaded returns each unloaded kernel once, and then NULL.
 void hook_mark_going(uint64_t module, bool going);
 struct probed *hook_next_unloaded(void);
 
@@ -262,44 +268,44 @@ struct choice {
     const struct reason *reason; // why no variant runs
 };
 
-// Choose a variant and hold it until hook_let_choice_go.
+// Choose a variant, and keep it until hook_let_choice_go.
 struct choice hook_choose(const struct launch *launch, uint64_t context);
 void hook_let_choice_go(const struct choice *choice);
 
-// Return the bytes of dynamic shared memory with which a launch has room for its maps, or 0 if that wouldn't
-// fit or fewer blocks would run at once.
+// Return how many bytes of dynamic shared memory a launch needs to have room for its maps. Returns 0 if that
+// doesn't fit, or if fewer blocks would then run at once.
 uint32_t hook_find_room(const struct choice *choice, const struct launch *launch);
 
-// Count a launch. Returns why the user's options leave it out, or NULL if they don't.
+// Count a launch. If the user's options leave it out, return the reason, otherwise NULL.
 const struct reason *hook_left_out(struct probed *probed);
 
-// Record that the driver refused the launch with probes and then launched the program's kernel.
+// Record that the driver has refused the launch with probes, but not the program's kernel.
 void hook_mark_unfit(struct probed *probed, const struct launch *launch, CUresult status);
 
-// Return why it can't run in a context with blocks of this many threads, or NULL if it can.
+// If blocks with this many threads can't run in a context, return the reason, otherwise NULL.
 const struct reason *hook_find_obstacle(const struct probed *probed, const struct bound *bound,
                                         uint64_t threads);
 
-// Return how many registers a thread may use at most if a multiprocessor has to hold this many blocks of this
-// size.
+// Return the maximum number of registers per thread with which a multiprocessor can hold this many blocks of
+// this size.
 unsigned hook_most_registers(uint64_t threads, uint64_t blocks);
-// Have the kernel assembled again with at most this many registers. Doesn't wait for the result.
-// hook_kernels_setup sets the function that asks for it.
+// Have the kernel assembled again with at most this many registers. This doesn't wait for the result. The
+// function that makes the request was passed to hook_kernels_setup.
 typedef void asks_for_kernel(const struct looked_up *function, const char *name);
 void hook_kernels_setup(asks_for_kernel *asks);
 void hook_want_fewer(struct probed *first, unsigned registers);
 
 // -- attributes.c ----------------------------------------------------------
 
-// Answers to the program's occupancy queries.
+// Answers to the program's questions about occupancy.
 
-// Compare a newly loaded kernel with the answers already given about the program's. Returns NULL or
-// WHY(occupancy).
+// Compare a kernel that has just been loaded with the answers that the program has already got about its own
+// kernel. Returns NULL, or WHY(occupancy).
 const struct reason *hook_compare_occupancy(struct probed *probed, const struct bound *bound);
 
 extern handler hook_after_blocks, hook_after_block_size, hook_after_shared, hook_after_clusters;
 
-// Attributes that the program sets on its functions and kernels are set on ours too.
+// If the program sets attributes of its functions and kernels, ours get the same attributes.
 
 bool hook_copy_properties(const struct probed *probed,
                           const struct bound *bound); // false if one can't be set
@@ -308,9 +314,9 @@ extern handler hook_after_attribute;
 
 // -- buffers.c -------------------------------------------------------------
 
-// A place in a slab for each launch, and slabs for executable graphs.
+// Places for launches in slabs, and slabs for executable graphs.
 
-// Round up: buffers start at multiples of 256, as places in slabs do.
+// Round up to a multiple of 256, at which buffers begin, like places in slabs.
 static inline uint64_t hook_rounded(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 enum { BENCHMARK_EVENTS = 4 };
@@ -351,7 +357,7 @@ struct save { // a launch and the place of its buffers
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
-// What a launch needs from a slab.
+// The requirements of a launch for its place in a slab.
 struct claim {
     uint64_t context, stream;
     uint32_t thread;
@@ -360,54 +366,58 @@ struct claim {
     uint64_t bytes; // a multiple of 256
 };
 
-// Find buffers for a launch into a stream, zeroed unless `copied`. Returns NULL and sets `reason` without
-// any. The caller gives them back with hook_issue once the launch is in the stream or has failed.
+// Find buffers for a launch in a stream, filled with zeros unless they'll be `copied`. Without any,
+// returns NULL and sets `reason`. Once the launch is in the stream, or has failed, the caller must give the
+// buffers back with hook_issue.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason);
-// Wait until an earlier launch with the same demand is counted. With --complete, wait for that launch to end;
-// otherwise only for launches that have ended and aren't read yet. Returns the most bytes that this launch's
-// buffers may have: half of the memory, unless later launches can wait for it.
+// Wait until an earlier launch with the same demand has been counted. With --complete, wait for the end of
+// that launch; otherwise, only wait for launches that have ended but haven't been read. Returns the maximum
+// size of this launch's buffers: half of the memory, or all of it if later launches can wait for it.
 uint64_t hook_wait_for_count(const struct claim *claim, const struct demand *demand);
 uint64_t hook_slab_address(const struct slab *slab);
 void hook_make_next(const struct slab *like); // prepare the next slab; the caller has places in this one
 void hook_issue(struct slab *slab, struct save *save); // save is NULL if the launch failed
 
-// Allocate buffers for an executable graph in the current context. They are zero once the slab is ready, and
-// aren't drained in place; the slab's event tells when the last replay ended. `replaced` bytes are about to
-// be released. Returns NULL and sets `reason` on failure.
+// Allocate buffers for an executable graph in the current context. They're filled with zeros once the slab is
+// ready, and they aren't drained in place; the event of the slab says when the last replay has ended.
+// `replaced` is how many bytes are about to be released. If there's no memory, returns NULL and sets
+// `reason`.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
 // -- saves.c ---------------------------------------------------------------
 
-// The save of a launch or of a graph's node: the program's parameters and the buffers.
+// The save of a launch, or of a node in a graph: the program's parameters, and the buffers.
 
-// Make the save of a launch with its arguments. Returns NULL if memory runs out or the parameters are
-// unknown.
+// Make the save of a launch, with its arguments. Returns NULL if memory runs out, or if the parameters aren't
+// known.
 struct save *hook_new_save(struct probed *probed, const struct launch *launch);
 void hook_free_save(struct save *save);
 bool hook_write_launch(struct save *save); // write its `probed` record, once; false if that fails
 bool hook_size_buffers(struct save *save, const struct launch *launch); // false if they are too large
 void hook_point_at_buffers(struct save *save, uint64_t address);        // in the arguments
 
-// Remembers how many sectors launches claimed in their logs, so that the next launch of the same kernel gets
-// logs that are large enough.
+// How many sectors launches have claimed in their logs, so that the next launch of the same kernel gets logs
+// that are large enough.
 
-// One for each kernel, grid and block, shared by their launches and never freed.
+// There's one for each kernel, grid and block. Launches share it, and it's never freed.
 struct demand;
 
 bool hook_has_growing_log(const struct woven *woven);
-// Return NULL if the kernel has no growing log or memory runs out. `earlier` becomes the demand whose count
-// says how large the logs must be: of this grid and block, or else of all of the kernel's launches. It
-// becomes NULL if this is the kernel's first launch.
+// Return NULL if the kernel has no log that grows, or if memory runs out. `earlier` is set to the demand that
+// says how large the logs must be: for the same grid and block, or else for all launches of the kernel. It's
+// set to NULL if this is the first launch of the kernel.
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
                                 const struct demand **earlier);
 bool hook_is_counted(const struct demand *demand); // true if any launch has been counted
 
-// Record the capacity that a launch would have needed for this map's log. Don't hold hook_pools_lock.
+// Record the capacity that a launch would have needed for the log of this map. Don't call it with
+// hook_pools_lock held.
 void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors);
 
-// Size the logs of a launch by the claims of earlier launches, while all its buffers fit into `most` bytes. A
-// log never gets smaller than its map's capacity. Returns false if the total didn't shrink.
+// Set the sizes of a launch's logs according to what earlier launches claimed, as long as all buffers fit in
+// `most` bytes. A log never gets smaller than the capacity of its map. Returns false if the total hasn't
+// become smaller.
 bool hook_size_logs(struct save *save, uint64_t most);
 
 // -- rooms.c ---------------------------------------------------------------
@@ -429,28 +439,29 @@ struct rooms {         // a log that's being written to the trace
     char head[ROOM_HEAD];     // as in the trace
 };
 
-// Read the head of a log. Returns false if the device fails.
+// Read the counters at the beginning of a log. Returns false if the device fails.
 bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, const struct save *save,
                      const struct woven_map *map, uint64_t start);
-// Read the next part, as it is in the trace. Valid until the next call; NULL if the device fails.
+// Read the next part of a log, in the form that it has in the trace. The result is valid until the next call.
+// It's NULL if the device fails.
 const char *hook_read_rooms(struct rooms *log, uint64_t at, uint64_t length);
 
 // -- reduce.c --------------------------------------------------------------
 
-// Launches beyond the first N of --detail, of whose buffers only sums are kept.
+// Launches after the first N of --detail. Only the sums of their buffers are kept.
 
 enum { SUM_COUNTS = 3, SUM_FIELD = 3 + 65 }; // words of sums: before the fields, and for each
 void hook_load_reducer(struct pool *pool);   // in the pool's context, which is current
 
-// For the thread that writes, in the slab's context. Count these launches, and reduce all that keep no
-// detail, as many as fit at once. Returns how many it looked at, at least 1.
+// For the thread that writes, in the slab's context: count these launches, and reduce as many of those
+// without detail as fit at once. Returns how many it has looked at, which is at least 1.
 size_t hook_reduce(struct slab *slab, struct save **saves, size_t count);
-// Write the sums of a launch's map, from `sums` on. Returns how many words they are.
+// Write the sums of a launch for a map, which begin at `sums`. Returns the number of words.
 uint64_t hook_write_sums(const struct save *save, const struct woven_map *map, const uint64_t *sums);
 
 // -- slabs.c ---------------------------------------------------------------
 
-// Pieces of device memory, and how they change hands: the states and events are explained in slabs.c.
+// Pieces of device memory, and how they change hands. slabs.c explains the states and events.
 
 struct slab {
     TAILQ_ENTRY(slab) link; // in the pool's list for its state
@@ -509,9 +520,9 @@ enum slab_event {
 
 TAILQ_HEAD(slab_list, slab);
 
-// Claims take places in a slab without the lock, so what they change is one word: how much is left, in units
-// of 256 bytes; a hash that tells streams apart; whether the slab is open; and how many launches have a place
-// but aren't in the stream yet.
+// Launches take places in a slab without the lock, so everything that they change is in a single word: how
+// much is left, in units of 256 bytes; a hash that distinguishes streams; whether the slab is open; and how
+// many launches have a place, but aren't in the stream yet.
 enum {
     PLACE = 256,
     PLACES_LEFT = 32, // bits to shift
@@ -526,12 +537,12 @@ static inline unsigned hook_issuing(const struct slab *slab) {
     return (unsigned)(slab->places & PLACES_ISSUING);
 }
 
-// The loop body may remove the slab from the list.
+// The body of the loop may remove the slab from the list.
 #define EACH_SLAB(slab, list)                                                                                \
     for (struct slab *slab = TAILQ_FIRST(list), *next; slab && (next = TAILQ_NEXT(slab, link), true);        \
          slab = next)
 
-// The memory of a context for buffers, in slabs. Pools are never freed once they are made.
+// The memory for buffers in a context, in slabs. Pools are never freed.
 struct pool {
     struct pool *next;
     struct reference reference;
@@ -577,7 +588,8 @@ extern _Atomic unsigned hook_waits;    // calls that may wait for launches with 
 extern _Atomic uint64_t hook_progress; // steps of slabs that are coming back, and pieces of them read
 
 struct pool *hook_first_pool(void); // or NULL; follow `next` for the others
-// Make the pool of the current context if it's missing. Returns NULL if that fails. Don't hold the lock.
+// Return the pool of the current context, which is created if necessary. Returns NULL if that fails. Don't
+// hold the lock.
 struct pool *hook_make_pool(uint64_t context);
 bool hook_add_scratch(struct pool *pool, uint64_t size); // once; false without room. Don't hold the lock
 void hook_wake_claims(void);                             // don't hold the lock
@@ -585,11 +597,12 @@ struct pool *hook_pool_here(void); // the current context's, or NULL. Don't hold
 char *hook_make_zeros(void);       // for the current context
 CUresult hook_zero_slab(const struct slab *slab, uint64_t bytes); // zero the first bytes, in our stream
 
-// Under the lock. Functions marked "calls" call the driver, and drop the lock for that time.
+// These must be called with the lock held. If a function is marked as "calls", it calls the driver, and
+// doesn't hold the lock during that time.
 
 void hook_step(struct slab *slab, enum slab_event event);
-// Stop launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if a
-// launch has one and isn't in the stream yet; with `even_then`, the slab is closed anyway.
+// Prevent launches from taking places in a claimed slab, before it's handed, marked or sent. Returns false if
+// a launch has a place but isn't in the stream yet; with `even_then`, the slab is closed nevertheless.
 bool hook_seal(struct slab *slab, bool even_then);
 void hook_unseal(struct slab *slab);
 void hook_collect(struct slab *slab); // close `arrived`, and add it to the slab's saves
@@ -598,14 +611,15 @@ void hook_end_calls(int mode);
 struct pool *hook_find_pool(uint64_t context); // or NULL
 bool hook_free_ready(struct pool *pool);       // calls; frees ready slabs; false: it had none
 bool hook_free_memory(struct pool *pool);      // calls; also gives unused memory back to the driver
-// Make a slab in the state TAKEN (calls). Sets `calls`, unless it's NULL, while it calls the driver. Returns
-// NULL if there's no memory.
+// Make a slab, in the state TAKEN (calls). While it calls the driver, `calls` is set, unless that's NULL.
+// Returns NULL if there's no memory.
 struct slab *hook_new_slab(struct pool *pool, uint64_t size, bool copied, _Atomic bool *calls);
 void hook_prepare_slab(struct pool *pool, uint64_t size, bool copied,
                        _Atomic bool *calls);           // make a slab for later, unless one is ready
 bool hook_make_room(struct pool *pool, uint64_t size); // calls; for a new slab; frees ready ones if needed
 
-// Find a ready slab of at least `bytes`: one of at most `enough`, or else the smallest. It stays ready.
+// Find a ready slab of at least `bytes`: one with at most `enough` bytes, or else the smallest. It stays
+// ready.
 struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t enough, bool copied);
 
 // -- marks.c ---------------------------------------------------------------
@@ -614,12 +628,12 @@ struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t e
 
 bool hook_begin_marking(void); // starts the thread that puts events into streams
 
-// Bracket a call that may start capturing this stream. Until it returns, no event of ours goes into streams
-// of other calls.
+// Call these before and after a call that may begin to capture this stream. In between, no event of ours is
+// put into streams on behalf of other calls.
 void hook_hold_drains(uint64_t stream);
 void hook_let_drain(void);
 
-// Everything below is called under the lock.
+// Everything below must be called with the lock held.
 
 extern uint64_t hook_rounds; // walks through slabs in use, each of which looks at a slab once
 
@@ -633,8 +647,8 @@ void hook_write_soon(void);            // tells the writer that somebody waits f
 
 struct timespec hook_in_ns(int ns);
 
-// A wait is given up once a number of seconds have passed in which only the driver or the program could have
-// ended it.
+// We stop waiting after a number of seconds in which only the driver or the program could have ended the
+// wait.
 struct patience {
     unsigned seconds, left;
     bool by_clock;       // count seconds by the clock alone: our threads may be unable to continue
@@ -642,10 +656,11 @@ struct patience {
     uint64_t progress, looks;
 };
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
-// Wait until a slab may have come back, or `soon`. Returns false if it takes too long.
+// Wait until a slab may have been given back, or if `soon`, only for a moment. Returns false if it takes too
+// long.
 bool hook_wait_for_return(struct patience *patience, bool soon);
-// Return whether a slab is coming back, or may soon be. A slab isn't sent while a launch is being made
-// into it, and another thread may or may not keep the one it has taken.
+// Return whether a slab is being given back, or may be soon. A slab isn't sent while a launch into it is
+// being made, and if another thread has taken a slab, it may keep it or not.
 bool hook_may_return(const struct pool *pool);
 bool hook_any_issuing(const struct pool *pool); // True if a launch has a place but isn't in the stream yet
 
@@ -667,23 +682,24 @@ void hook_hand(struct slab *slab);                              // to the markin
 void hook_want_slab(struct pool *pool, uint64_t size);          // asks the marking thread for a slab
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
-// Mark a slab of the caller's stream (calls): a full one, or with `any` another one too. A slab is marked
-// once per round, because the stream may be captured. Returns false if there's none left.
+// Mark a slab of the caller's stream (calls): a full one, or if `any` is set, any. In each round, a slab is
+// marked only once, because its stream may be captured. Returns false if there are no more.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 // Take the slabs of the caller's stream back from the marking thread, which doesn't get them again in its
-// current pass. Returns true if there were any, or it had to wait for one.
+// current pass. Returns true if there were any, or if it had to wait for one.
 bool hook_recall(struct pool *pool, uint64_t stream, uint32_t thread);
-// Send slabs of other streams back, for later launches (calls).
+// Send slabs of other streams, so that later launches can use them (calls).
 void hook_drain_others(struct pool *pool, const struct claim *claim, uint64_t round);
 
 // -- moments.c -------------------------------------------------------------
 
-// Moments at which slabs leave their streams.
+// The moments at which slabs leave their streams.
 
 enum moment { ON_THE_WAY, MEMORY_NEEDED, CONTEXT_ENDS, PROCESS_ENDS };
 
-// Slabs of a stream that is about to be captured or destroyed (`ends`), within that call.
+// Send the slabs of a stream that's about to be captured, or destroyed (`ends`). Call this inside the call
+// that does that.
 void hook_drain_stream(uint64_t stream, uint32_t thread, bool ends);
 
 struct waited {     // the work that a call of the program has waited for
@@ -693,33 +709,34 @@ struct waited {     // the work that a call of the program has waited for
     uint32_t thread;
 };
 void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
-// Drain the slabs of a context (0: all) and wait for them, but not for a driver that takes a minute.
+// Drain the slabs of a context, or with 0, of all contexts, and wait for them, but not for a driver that
+// takes a minute.
 void hook_drain_all(enum moment moment, uint64_t context);
 
-// The process ends, possibly in a signal handler that interrupted a driver call: report buffers still in
-// flight as lost.
+// The process is ending, possibly in a signal handler that has interrupted a driver call: report buffers that
+// are in flight as lost.
 void hook_abandon_pending(bool within_driver);
 bool hook_give_slabs_back(void); // frees the current context's clean slabs; false if it had none
 
 // -- drain.c ---------------------------------------------------------------
 
-// Data that probes saved, as records of the trace.
+// The data that probes saved, as records of the trace.
 
-// Write a buffer that starts at `start` in the slab. Device errors are noted in the slab.
+// Write a buffer that begins at `start` in the slab. Errors of the device are stored in the slab.
 void hook_write_parts(struct slab *slab, const struct save *save, const struct woven_map *map, uint64_t start,
                       uint64_t size);
 
-// Return bytes of a slab, at most a staging buffer full, or NULL if the device fails. hook_why_lost says why
-// buffers are lost then.
+// Return bytes of a slab, at most as many as fit in the staging buffer. Returns NULL if the device fails;
+// hook_why_lost then returns why buffers are lost.
 const char *hook_fetch(struct slab *slab, uint64_t start, uint64_t size);
 const char *hook_fetch_only(struct slab *slab, uint64_t start, uint64_t size); // reads no more than that
 const struct reason *hook_why_lost(CUresult failed);
 void hook_forget_stage(void); // the slab is about to be reused
 
-// --memusage: count what a launch with probes that has ended needed.
+// --memusage: count how much a launch with probes needed, once it has ended.
 void hook_add_need(struct slab *slab, const struct save *save);
 
-// The thread that writes buffers into the trace.
+// The thread that writes buffers to the trace.
 
 bool hook_begin_writing(void);     // don't call this while the process ends, possibly inside malloc
 void hook_lose(struct save *save); // for a launch made while the process is ending
@@ -730,20 +747,21 @@ void hook_wait_no_longer(void); // under hook_pools_lock: treat everything still
 
 // The saves of a graph's nodes.
 
-// For the writer thread: fetch the next node of a replay, with the place of its buffers in the slab, and
-// write its launch to the trace. `at` starts at 0. Returns false at the end.
+// For the writer thread: get the next node of a replay, with the place of its buffers in the slab, and write
+// its launch to the trace. `at` must be 0 at first. Returns false if there are no more.
 bool hook_next_replayed(const struct save *of, size_t *at, struct save *node);
 void hook_end_replay(struct replay *replay);
 
 // -- graph_exec.c ----------------------------------------------------------
 
-// Handlers of calls that change single nodes, in executable graphs and in graphs that the program builds.
+// Handlers of calls that change single nodes, in executable graphs and in graphs that the program is
+// building.
 
 extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
     hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,
     hook_after_packed;
 
-// The same for calls that make or destroy executable graphs, or read a graph into one.
+// Handlers of calls that make or destroy executable graphs, or update one from a graph.
 
 extern handler hook_before_instantiate, hook_after_instantiate, hook_before_exec_update,
     hook_after_exec_update, hook_before_exec_child, hook_after_exec_child, hook_before_exec_gone,
@@ -755,15 +773,15 @@ extern handler hook_before_replay, hook_after_replay; // cuGraphLaunch
 
 // -- launch.c --------------------------------------------------------------
 
-// Handlers of launches, and of other calls whose answer depends on the kernel that runs.
+// Handlers of launches, and of other calls whose answer depends on which kernel runs.
 
 extern handler hook_before_launch, hook_after_launch, hook_before_context_ends, hook_before_stream_ends,
     hook_before_capture, hook_before_join, hook_after_capture;
 
-// Number of streams that have ended; a new stream may reuse an old handle.
+// The number of streams that have ended. A new stream may reuse an old handle.
 extern _Atomic uint64_t hook_streams_ended;
 
-// The program's memory comes first: a call that ran out of memory is repeated after we free our buffers.
+// The program's memory comes first: if a call runs out of memory, we free our buffers and repeat it.
 extern handler hook_call_without_buffers;
 
 handler hook_after_wait;     // for calls in which the program waits for the GPU
@@ -771,33 +789,32 @@ void hook_end_probing(void); // called when the process ends: waits for buffers 
 
 // -- load.c ----------------------------------------------------------------
 
-// Loading kernels with probes next to the program's.
+// Loading kernels with probes, in addition to the program's.
 
-// Register a function that runs without probes. With UNCOUNTED, its launches aren't
-// counted.
+// Register a function that runs without probes. If the reason is UNCOUNTED, its launches aren't counted.
 void hook_refuse(const struct looked_up *function, const struct reason *reason);
 
-// Register the CUfunction of a kernel in the current context, and prepare the kernel there.
+// Register the function (CUfunction) of a kernel in the current context, and prepare the kernel there.
 void hook_enter_function(uint64_t function, uint64_t kernel);
 
-// Load the pipeline's result and register it. Takes over the answer.
+// Load a result of the pipeline, and register it. This takes ownership of the answer.
 void hook_load_probed(const struct looked_up *function, const char *name, struct gpt_bytes *answer);
 void hook_unload_replaced(void); // unload kernels that newer probes replaced and nobody uses any more
 void hook_bind_missed(void);     // prepare kernels that launches in the current context wanted too early
 
 extern handler hook_before_unload, hook_after_unload;
 
-// Per-context state: a pool of slabs, our stream, the mover kernel and scratch memory.
+// The state of each context: a pool of slabs, our stream, the mover kernel, and scratch memory.
 
 // For the current context:
 uint64_t hook_our_stream(void); // or 0; no kernel ever runs in it. Makes the pool if it's missing
 void hook_furnish(void);        // call this once, inside a load call of the program
 uint64_t hook_mover(void);      // or 0
 
-// Variables that a kernel with probes shares with the program's module.
+// The variables that a kernel with probes shares with the program's module.
 
-// Fill the table of addresses and copy constants in the current context. Returns NULL, or why the kernel
-// can't use the variables of the program's module there.
+// Fill the table of addresses and copy constants in the current context. Returns NULL, or the reason why the
+// kernel can't use the variables of the program's module there.
 const struct reason *hook_share_variables(const struct probed *probed, struct bound *bound);
 bool hook_must_copy(const struct bound *bound);
 bool hook_copy_variables(const struct bound *bound, uint64_t stream); // those the program may have written to
@@ -806,21 +823,21 @@ extern handler hook_after_variable;
 
 // -- measure.c -------------------------------------------------------------
 
-// --benchmark: launch the same kernel without probes before the one with them.
+// --benchmark: launch the same kernel without probes before the one with probes.
 
-// Load it where the kernel with probes is loaded, and prepare it for the current context. Both return NULL,
-// or why that failed.
+// Load it into the same context as the kernel with probes, and prepare it there. Both return NULL, or the
+// reason if that failed.
 const struct reason *hook_load_plain(struct probed *probed, const char *name);
 const struct reason *hook_bind_plain(const struct probed *probed, struct bound *bound);
 
-// Flush the L2 cache, launch the kernel without probes between two events, and flush again, ready for the
-// launch with probes. Returns NULL, or why that failed.
+// Flush the L2 cache, launch the kernel without probes between two events, and flush the cache again, to be
+// ready for the launch with probes. Returns NULL, or the reason if that failed.
 const struct reason *hook_benchmark(struct frame *frame, struct save *save, const struct choice *choice,
                                     uint64_t stream);
 // Call this when the launch with probes is in the stream.
 void hook_benchmarked(const struct save *save, uint64_t stream);
 
-// Read the GPU times of both after they ended. Returns false if unknown.
+// Read the GPU times of both kernels after they've ended. Returns false if they aren't known.
 bool hook_read_times(const struct save *save, uint64_t *kernel, uint64_t *original);
 static inline bool hook_read_benchmark(const struct save *save, uint64_t *kernel, uint64_t *original) {
     return save->events[0] && hook_read_times(save, kernel, original);
@@ -831,10 +848,10 @@ static inline void hook_forget_benchmark(struct save *save) {
         hook_forget_events(save);
 }
 
-// --memusage: count the bytes that buffers would need, by function.
+// --memusage: count how many bytes the buffers would need, by function.
 
-// Compute the bytes that buffers of a launch would need where records are only counted, without the entries
-// of logs.
+// Compute how many bytes the buffers of a launch would need, in a kernel that only counts records. The
+// entries of logs aren't included.
 bool hook_needed_bytes(const struct woven *woven, const uint32_t grid[3], const uint32_t block[3],
                        uint64_t *bytes);
 
@@ -854,10 +871,10 @@ struct packing {
     uint64_t row;      // if these are columns
 };
 
-// Return the bytes of a row of columns for records of this size, or 0 if they're too large.
+// Return the number of bytes in a row of columns for records of this size, or 0 if they're too large.
 uint64_t hook_pack_row(uint64_t record);
 
-// Pack bytes, as columns if `row` isn't 0, and with zstd unless `quick`. Returns false if that saves less
+// Pack bytes: as columns if `row` isn't 0, and with zstd unless `quick`. Returns false if that saves less
 // than an eighth.
 bool hook_pack(const void *data, uint64_t size, uint64_t row, bool quick, struct packing *packed);
 
@@ -867,19 +884,21 @@ struct linker { // functions of libc
     void *(*symbol)(void *, const char *);
 };
 
-// Load zstd, if it's installed. Call before the program starts: no other thread can hold a lock of the
-// dynamic linker yet.
+// Load zstd, if it's installed. Call this before the program starts, when no other thread can hold a lock of
+// the dynamic linker.
 void hook_zstd_setup(const struct linker *linker);
 
 // -- request.c -------------------------------------------------------------
 
-// Functions that the program looked up, kept so that gpt-hook ctl can ask for other probes later.
+// Functions that the program has looked up. They're remembered so that gpt-hook ctl can ask for other probes
+// later.
 
-// Remember a function. `asked` says that it was requested for the current order.
+// Remember a function. `asked` says whether it has been requested for the current order.
 void hook_know(const struct looked_up *function, const char *name, bool asked);
 void hook_ask_known(void); // ask for functions of the current context that the last order hasn't covered
 
-// Return whether the last order covers a function or its kernel. True if it was never looked up by name.
+// Return whether the last order is about this function or its kernel. If it was never looked up by name,
+// return true.
 bool hook_is_meant(uint64_t handle);
 
 struct known_counts {
@@ -888,27 +907,28 @@ struct known_counts {
 };
 void hook_count_known(struct known_counts *counts);
 
-// Handlers of loads, and of look-ups, each of which requests the kernel with probes.
+// Handlers of loads, and of look-ups, which request the kernel with probes.
 
 extern handler hook_after_load_image, hook_after_load_file, hook_after_function, hook_after_kernel_function,
     hook_after_functions, hook_after_kernels;
 void hook_finish_lookups(void); // load results that have arrived, without waiting
 
-// A burst of look-ups, which ends with a launch, shares one time limit.
+// A series of look-ups, which ends with a launch, has a common time limit.
 extern _Atomic uint64_t hook_burst_spent; // ms waited in it
 static inline void hook_end_burst(void) {
     if (atomic_load_explicit(&hook_burst_spent, memory_order_relaxed))
         atomic_store_explicit(&hook_burst_spent, 0, memory_order_relaxed);
 }
 
-// Kernels whose probes are being built. Each is requested once, however many threads look it up.
+// Kernels whose probes are being built. Each is requested only once, however many threads look it up.
 
-// Request a kernel with probes, unless that was done before. A cached result is loaded right away.
+// Request a kernel with probes, unless it has been requested before. If the result is in the cache, it's
+// loaded immediately.
 void hook_ask_for(const struct looked_up *function, const char *name);
 asks_for_kernel hook_ask_later;   // doesn't load anything yet
 void hook_await(uint64_t handle); // waits until the kernel is loaded, at most for --wait
 
-// The request for a kernel, and the cache key of its result.
+// The request for a kernel, and the key of its result in the cache.
 
 void hook_request_setup(void (*at_exit)(void)); // sets the function to run at exit if a kernel was requested
 
@@ -917,7 +937,7 @@ struct answer_keys { // in the cache; empty if nothing is cached
     char image[65];  // digest of the answer about its whole image; never empty
 };
 
-// Both return NULL, or why the kernel can't get probes.
+// Both return NULL, or the reason why the kernel can't get probes.
 const struct reason *hook_name_result(const struct looked_up *function, const char *kernel,
                                       struct answer_keys *keys);
 const struct reason *hook_send_question(const struct looked_up *function, const char *kernel,
@@ -925,13 +945,13 @@ const struct reason *hook_send_question(const struct looked_up *function, const 
 
 // -- settings.c ------------------------------------------------------------
 
-// The user's probe settings.
+// The user's settings for probes.
 
-// True if we keep the data that probing needs. Always false if nothing can be probed, and false in a child
-// forked after something was loaded: that state belongs to the parent.
+// True if we keep the data that's needed for probes. It's always false if nothing can be probed, and in a
+// child that was forked after something had been loaded, because our state belongs to the parent.
 extern _Atomic bool hook_probing;
 
-// Says which probes go into which kernels, until the next order. Never freed.
+// An order says which probes are put into which kernels, until the next one. It's never freed.
 struct order {
     const struct order *before;
     unsigned number;      // from 1 on
@@ -946,8 +966,8 @@ static inline const struct order *hook_order(void) {
 const struct order *hook_order_of(unsigned number);
 bool hook_make_order(const struct order *made); // false if memory runs out
 
-// Return whether probes were ever named while recording. Until then no kernel has probes, neither launched
-// nor in a graph, and no memory is set aside.
+// Return whether probes have ever been named while recording was on. Until then, no kernel has probes,
+// whether it's launched directly or in a graph, and no memory is reserved.
 bool hook_has_probed(void);
 bool hook_will_probe(const struct order *order, bool recording); // about to probe; true the first time
 
@@ -972,36 +992,38 @@ bool hook_is_closed(const char *path); // true if the library's code is closed, 
 
 // -- sources.c -------------------------------------------------------------
 
-// PTX from which the driver linked a cubin for the program.
+// PTX from which the driver has linked a cubin for the program.
 
 extern handler hook_after_link_begun, hook_after_link_data, hook_after_link_file, hook_after_link,
     hook_after_link_end;
 
-// Return whether an image is a linker's result. Appends the PTX text that it was made from, unless it was
-// made from several.
+// Return whether an image is the result of a linker. If it was made from a single PTX module, append the text
+// of that.
 bool hook_find_linked(const struct image *image, struct gpt_bytes *text);
 
-// Images of the modules and libraries that the program has loaded.
+// The images of the modules and libraries that the program has loaded.
 
 // Both return NULL, or a constant text that says why a function or kernel can't get probes.
 
 // Compute a digest that identifies its image: of the contents, or for a large image in a file, of the file
 // and the position.
 const struct reason *hook_digest_source(uint64_t function, char digest[65]);
-// Append the request about the image, which names the part wanted. A large image comes as a file descriptor
-// that the caller closes; otherwise -1.
+// Append the request about the image, which names the part that's needed. For a large image, this returns a
+// file descriptor, which the caller has to close; otherwise -1.
 const struct reason *hook_add_request(uint64_t function, struct gpt_asked *asked, struct gpt_bytes *request,
                                       int *file);
 
-// The pipeline's answer about a whole image. `key` names the answer: the image, the pipeline and the device.
+// The pipeline's answer about a whole image. `key` identifies the answer: it depends on the image, the
+// pipeline and the device.
 
-// Find the answer about a function's image. Returns false if it isn't known; then hook_refuse_image has to
-// say what the cache has. Sets `reason` to why no kernel of the image gets probes, or to NULL if some may.
+// Find the answer about a function's image. Returns false if it isn't known; in that case, hook_refuse_image
+// has to be called with the answer from the cache. `reason` is set to the reason why no kernel of the image
+// gets probes, or to NULL if some may.
 bool hook_find_refusal(uint64_t function, const char key[65], const struct reason **reason);
-// Remember it. Returns the reason that launches are counted by.
+// Remember the answer. Returns the reason with which launches are counted.
 const struct reason *hook_refuse_image(uint64_t function, const char key[65], const struct reason *reason);
 
-// Keep the image that was just loaded. Returns false if there's none.
+// Keep the image that has just been loaded. Returns false if there's none.
 bool hook_keep_loaded_image(struct frame *frame);
 bool hook_keep_loaded_file(struct frame *frame);
 

@@ -39,7 +39,7 @@ struct counted {
 
 static struct counted *buckets[BUCKETS];
 
-// Count a launch, and return whether it's after the first ones.
+// Count a launch, and return whether it comes after the first ones, which keep their detail.
 static bool is_beyond(const struct save *save) {
     struct counted key = {.function = save->probed->function};
     uint64_t hash = key.function;
@@ -324,8 +324,8 @@ static uint64_t asked_words(const struct woven_map *map) {
     return ASKED + FIELD * (map->copies || !map->capacity ? 0 : map->field_count);
 }
 
-// Return how many words the descriptions and the sums of a launch take, or 0 if its buffers take no more than
-// the sums would.
+// Return how many words the descriptions and the sums of a launch need, or 0 if its buffers are no larger
+// than the sums would be.
 static uint64_t words_of(const struct save *save, uint64_t *sums) {
     const struct woven *woven = save->probed->woven;
     uint64_t words = 0, bytes = 0;
@@ -384,7 +384,7 @@ static void ask_for(struct area *to, const struct slab *slab, struct save *save)
     }
 }
 
-// Return false if the kernel can't be launched; a failed device is noted in the slab.
+// Returns false if the kernel can't be launched. If the device has failed, that's stored in the slab.
 static bool run(struct slab *slab, uint64_t reducer, const struct area *done, uint64_t first_sum) {
     uint64_t blocks = (done->most + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD);
     uint64_t place = done->address, sums = (done->sum - first_sum) * sizeof(uint64_t);
@@ -449,7 +449,7 @@ static uint64_t value_of(uint64_t key, const struct woven_field *field) {
     return field->kind == FIELD_SIGNED ? key ^ SIGN : key;
 }
 
-// Write bins from the first to the last that counted anything.
+// Write the bins from the first to the last that has counted anything.
 static uint64_t write_field(uint64_t *to, const uint64_t *sums, bool any, const struct woven_field *field) {
     uint64_t first = 0, end = BINS;
     while (first < BINS && !sums[3 + first])

@@ -1,5 +1,5 @@
-// Handlers of look-ups: when the program looks up a function, we request it with probes, and wait for the
-// answer.
+// Handlers of look-ups: when the program looks up a function, we request the function with probes, and wait
+// for the answer.
 
 #include <poll.h>
 #include <pthread.h>
@@ -71,7 +71,7 @@ void hook_after_kernel_function(struct frame *frame) {
     hook_enter_function(out(frame), frame_arg(frame, 1));
 }
 
-// Request enumerated functions ahead of their use.
+// Request functions that were enumerated before they're used.
 static void look_up_all(struct frame *frame, const char *counter, const char *namer) {
     const uint64_t *handles = (const uint64_t *)frame_arg(frame, 0);
     CUresult (*count_of)(unsigned *, uint64_t) = hook_driver_function(counter);
@@ -152,7 +152,7 @@ void hook_know(const struct looked_up *function, const char *name, bool asked) {
     pthread_mutex_unlock(&known_lock);
 }
 
-// Remove functions that are gone, and return copies of the functions to request in this context.
+// Remove functions that no longer exist, and return copies of the functions to request in this context.
 static struct known *collect(unsigned order) {
     struct known *found = NULL, *known, *copied;
     uint64_t context = hook_current_context();
@@ -262,7 +262,7 @@ static unsigned asked_count;
 _Atomic uint64_t hook_burst_spent;
 static _Atomic uint64_t waited_until; // the time up to which waiting has been counted
 
-// Add the time since `start`. Threads that wait at the same time count only once.
+// Add the time since `start`. If several threads wait at the same time, it counts only once.
 static void spend(uint64_t start) {
     uint64_t now = gpt_now();
     pthread_mutex_lock(&pending_lock);
@@ -277,7 +277,7 @@ static void spend(uint64_t start) {
 
 // Entries
 
-// Return whether the answer is still wanted.
+// Return whether the answer is still needed.
 static bool is_wanted(const struct looked_up *function) {
     return hook_is_alive(function->reference) && function->order == hook_order()->number;
 }
@@ -290,7 +290,7 @@ static struct pending *find(uint64_t handle, unsigned registers) {
     return pending;
 }
 
-// Release an entry, and remove it if it's `finished`.
+// Release an entry. If it's `finished`, remove it.
 static void release(struct pending *pending, bool finished) {
     pthread_mutex_lock(&pending_lock);
     pending->busy = false;
@@ -311,7 +311,8 @@ static bool is_here(const struct pending *pending) {
     return !pending->function.context || pending->function.context == hook_current_context();
 }
 
-// Return why no kernel of the image gets probes, if the pipeline said so about another kernel; else NULL.
+// If the pipeline has said, about another kernel, why no kernel of the image gets probes, return this reason,
+// otherwise NULL.
 static const struct reason *find_refusal(const struct pending *pending) {
     const struct reason *reason;
     struct gpt_bytes kept = {0}, record;
@@ -323,7 +324,7 @@ static const struct reason *find_refusal(const struct pending *pending) {
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
-// If the answer is about the whole image, keep it. Returns its reason.
+// If the answer is about the whole image, keep it. Returns the reason in it.
 static const struct reason *keep_refusal(const struct pending *pending, const struct gpt_bytes *answer) {
     struct gpt_bytes record;
     const struct reason *reason = hook_read_refusal(answer, &record);
@@ -334,7 +335,7 @@ static const struct reason *keep_refusal(const struct pending *pending, const st
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
-// Ask, if there's room for another question. Returns false if it was rejected.
+// Ask the question, if there's room for another one. Returns false if it was rejected.
 static bool ask(struct pending *pending) {
     struct rlimit files;
     const struct reason *fault = find_refusal(pending);
@@ -354,7 +355,7 @@ static bool ask(struct pending *pending) {
     return !fault;
 }
 
-// Take the answer if it has arrived. Returns true if the entry is finished.
+// Load the answer if it has arrived. Returns true if the entry is finished.
 static bool take_alive(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
@@ -382,7 +383,7 @@ static bool take_alive(struct pending *pending) {
     return true;
 }
 
-// Take the answer if it's still wanted: another thread may own the entry and unload it.
+// Load the answer if it's still needed: another thread may own the entry and unload it.
 static bool take(struct pending *pending) {
     struct reference held = hook_object_hold(pending->function.reference);
     bool alive = held.current && is_wanted(&pending->function);
@@ -429,8 +430,8 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
 void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
 void hook_ask_later(const struct looked_up *function, const char *name) { ask_for(function, name, false); }
 
-// Work on one entry. Returns false if it no longer exists. Sets `socket` to the socket from which its answer
-// will come, or -1 if another thread or context has to take the answer.
+// Handle one entry. Returns false if it no longer exists. Sets `socket` to the socket on which its answer
+// will arrive, or to -1 if another thread or context has to load the answer.
 static bool look_after(uint64_t handle, int *socket) {
     *socket = -1;
     pthread_mutex_lock(&pending_lock);
@@ -491,7 +492,7 @@ void hook_finish_lookups(void) {
 // pipeline and the probes, they make the cache key of the answer. Without the name, that's the key of an
 // answer about the whole image.
 
-// Get the device's architecture, and the name that the pipeline uses for it.
+// Find the architecture of the device, and the name that the pipeline uses for it.
 static bool find_arch(char arch[GPT_ARCH_BYTES], char target[GPT_ARCH_BYTES]) {
     CUdevice device;
     int major, minor;

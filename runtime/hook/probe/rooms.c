@@ -1,8 +1,8 @@
-// How logs are read after a launch. The layout is explained in gpt/stream/rooms.py
-// and specified in gpt-stream(5), Rooms.
+// Reads logs after a launch. gpt/stream/rooms.py explains their layout, and gpt-stream(5), Rooms, specifies
+// it.
 //
-// In a trace, the arenas follow each other, each cut to its claimed bytes. So reading a log means putting
-// parts of arenas together. On the way, the records' entries are counted.
+// In a trace, the arenas follow each other, each cut off after the bytes that were claimed. So reading a log
+// means joining parts of arenas. Along the way, the entries in the records are counted.
 
 #include <stdlib.h>
 #include <string.h>
@@ -61,9 +61,9 @@ bool hook_open_rooms(struct rooms *log, fetch_part *fetch, struct slab *slab, co
     return true;
 }
 
-// Count the entries of records in a part of the log. The part's ends are multiples of ROOM_SECTOR, and
-// neither records nor heads of rooms cross them. The program may have overwritten anything, so no size is
-// trusted.
+// Count the entries of the records in a part of the log. Both ends of the part are multiples of ROOM_SECTOR,
+// and it contains only whole records and heads of rooms. The program may have overwritten anything, so no
+// size is trusted.
 static void count_entries(struct rooms *log, const char *data, uint64_t at, uint64_t end) {
     unsigned arena = 0;
     while (log->next < end) {

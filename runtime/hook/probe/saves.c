@@ -1,5 +1,6 @@
 // The save of a launch: the program's parameters, the sizes of the buffers, and their addresses among the
-// arguments of the kernel with probes. It lives until the buffers are written; a graph's nodes have one each.
+// arguments of the kernel with probes. It exists until the buffers have been written. Each node of a graph
+// has one.
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,8 +12,8 @@
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
 
-// Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or not all
-// of them are: the driver will reject that.
+// Copy the program's parameters to one block. Returns false if they're passed in an unknown form, or if some
+// are missing, in which case the driver will reject the launch.
 static bool copy_params(const struct launch *launch, const struct woven *woven, char *block) {
     if (launch->params && launch->extra)
         return false;
@@ -46,10 +47,11 @@ static bool copy_params(const struct launch *launch, const struct woven *woven, 
     return size >= woven->param_bytes && hook_read(packed, block, woven->param_bytes);
 }
 
-// Memory for saves. Signal handlers of the program may run while a launch takes one, may launch themselves,
-// and may leave with siglongjmp, which malloc doesn't survive. So a thread takes saves from its own list, or
-// else takes everything that the writer has given back, or else allocates several at once. They're kept for
-// later launches. An exchange empties a list in one step: a handler that runs after that finds none.
+// Memory for saves. While a launch is taking a save, a signal handler of the program may run; it may launch
+// something itself, and may leave with siglongjmp, which malloc doesn't survive. So a thread takes a save
+// from its own list, or if that's empty, takes all that the writer has given back, or else allocates several
+// at once, which are kept for later launches. Lists are emptied by a single exchange, so a handler that runs
+// after it finds an empty list.
 
 enum { SMALLEST = 512, AT_ONCE = 16 };
 
@@ -124,7 +126,7 @@ void hook_free_save(struct save *save) {
     give_back(save);
 }
 
-// A grid may be specified in clusters. Returns false if there are too many blocks.
+// A grid may be in units of clusters. Returns false if there are too many blocks.
 static bool find_blocks(const struct woven *woven, const uint32_t grid[3], uint32_t blocks[3]) {
     bool good = true;
     for (int i = 0; i < 3; i++)
@@ -286,7 +288,7 @@ bool hook_has_growing_log(const struct woven *woven) {
     return found;
 }
 
-// Find a demand, or add it. Call this under the lock. `known` says whether it existed.
+// Find a demand, or add it. Must be called with the lock held. `known` is set to whether it already existed.
 static struct demand *find(const struct key *key, bool *known) {
     struct demand **bucket = bucket_of(key), *found = *bucket;
     while (found && memcmp(&found->key, key, sizeof(*key)))
@@ -346,7 +348,7 @@ void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
         hook_wake_claims();
 }
 
-// Return the sectors that a launch is expected to claim. It may claim a little more than the earlier one.
+// Return how many sectors a launch is expected to claim. It may claim a little more than the earlier one.
 static unsigned __int128 expected(const struct demand *demand, size_t map) {
     if (hook_is_counted(demand))
         return atomic_load(&demand->sectors[map]);
@@ -355,7 +357,7 @@ static unsigned __int128 expected(const struct demand *demand, size_t map) {
     return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;
 }
 
-// Return how often a log has to be doubled for a launch, 0 if it fits as it is.
+// Return how many times the size of a log has to be doubled for a launch, which is 0 if it's large enough.
 static unsigned doublings_for(const struct woven_map *map, unsigned __int128 claimed) {
     uint64_t capacity = map->capacity / ROOM_ARENAS * ROOM_ARENAS; // arenas have equal sizes
     unsigned doublings = 0;

@@ -1,4 +1,4 @@
-// Variables that the launcher sets (../../launcher/probe.c), and libraries that are never probed.
+// The variables that the launcher sets (../../launcher/probe.c), and the libraries that are never probed.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -46,8 +46,8 @@ bool hook_will_probe(const struct order *order, bool recording) {
     return hook_probing && order->identity && recording && !atomic_exchange(&has_probed, true);
 }
 
-// NVIDIA's libraries with closed code, by name prefix. The pipeline recognizes those with other names
-// (gpt/formats/closed.py).
+// NVIDIA's libraries with closed code, by the beginning of their names. Those with other names are recognized
+// by the pipeline (gpt/formats/closed.py).
 static const char *const closed[] = {GPT_CLOSED_FILES};
 
 static uint64_t number(const char *name, uint64_t otherwise) {

@@ -281,7 +281,7 @@ static uint64_t most_bytes(void) {
     return hook_do.free_memory(&free_bytes, &total) ? 0 : free_bytes / 10;
 }
 
-// The memory comes from a driver pool of our own, so the program's pools aren't affected.
+// The memory comes from a driver pool of our own, so that the program's pools aren't affected.
 static bool begin_memory(struct pool *pool) {
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
@@ -301,7 +301,7 @@ static void unlink_pool(struct pool *pool) {
     __atomic_store_n(at, pool->next, __ATOMIC_RELEASE);
 }
 
-// Other threads wait while a pool is being made, because making their own would take as long.
+// If one thread is creating a pool, others wait, because creating their own would take as long.
 struct pool *hook_make_pool(uint64_t context) {
     struct pool *pool, *made = context ? calloc(1, sizeof(*made)) : NULL;
     if (!made)
@@ -353,7 +353,7 @@ static uint64_t reserve(struct pool *pool, uint64_t before, uint64_t size) {
     return pool->extra ? pool->extra + size : 0;
 }
 
-// It is TAKEN.
+// The slab must be TAKEN.
 static void free_memory(struct slab *slab) {
     int mode = hook_begin_calls();
     hook_do.free(slab->address, slab->ours);

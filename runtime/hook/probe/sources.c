@@ -48,7 +48,8 @@ static struct loaded *sources;
 
 // Keeping the image
 
-// Copy the image to private memory, or if it's large to an unnamed file. Returns why that failed, or NULL.
+// Copy the image to private memory, or if it's large, to an unnamed file. Returns NULL, or the reason if that
+// failed.
 static const struct reason *copy_image(struct loaded *loaded) {
     const void *start = loaded->image.start;
     size_t size = loaded->image.size;
@@ -86,7 +87,7 @@ static bool is_same(const struct stat *one, const struct stat *other) {
            one->st_mtim.tv_sec == other->st_mtim.tv_sec && one->st_mtim.tv_nsec == other->st_mtim.tv_nsec;
 }
 
-// Open a regular file, under a number above the program's own files. Returns -1 if it isn't a regular file.
+// Open a regular file, with a descriptor above the program's own. Returns -1 if it isn't a regular file.
 static int open_file(const char *path, struct stat *status) {
     int file = gpt_set_aside(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file >= 0 && !fstat(file, status) && S_ISREG(status->st_mode))
@@ -96,8 +97,8 @@ static int open_file(const char *path, struct stat *status) {
     return -1;
 }
 
-// Return whether the file still has the image at that offset, judging by its first and last bytes: the file
-// may have been replaced since it was mapped.
+// Return whether the file still contains the image at that offset, judging by its first and last bytes,
+// because the file may have been replaced after it was mapped.
 static bool is_there(int file, uint64_t offset, const struct image *image) {
     char here[EDGE], there[EDGE];
     size_t size = image->size < EDGE ? image->size : EDGE;
@@ -110,8 +111,8 @@ static bool is_there(int file, uint64_t offset, const struct image *image) {
     return true;
 }
 
-// Return whether the image is still mapped from the file that contained it, although that has no name any
-// more.
+// Return whether the image is still mapped from the file that contained it, even if that no longer has a
+// name.
 static bool is_still_mapped(const struct loaded *loaded) {
     uint64_t start = (uint64_t)loaded->image.start, end = start + loaded->image.size;
     size_t length = strlen(loaded->path);
@@ -125,7 +126,7 @@ static bool is_still_mapped(const struct loaded *loaded) {
     return found;
 }
 
-// Keep only the image's place, if the image will still be there later.
+// If the image will still be available later, only remember where it is.
 static bool keep_place(struct loaded *loaded, const char *path, uint64_t offset) {
     if (!path)
         return false;
@@ -146,7 +147,7 @@ static void drop_copy(struct loaded *loaded) {
     loaded->copy = NULL, loaded->memory = -1;
 }
 
-// Add an image. Entries that are gone are removed here.
+// Add an image. Entries for images that no longer exist are removed.
 static void add(struct loaded *added) {
     pthread_mutex_lock(&sources_lock);
     for (struct loaded **at = &sources, *loaded; (loaded = *at);)
@@ -201,7 +202,7 @@ bool hook_keep_loaded_image(struct frame *frame) {
     return true;
 }
 
-// Look into the file as if it were mapped, since the driver loaded it.
+// Find the image in the file as if it were mapped, since the driver has loaded it.
 static const struct reason *read_file(struct loaded *loaded, const char *path) {
     struct stat status;
     int file = open_file(path, &status);
@@ -242,7 +243,7 @@ bool hook_keep_loaded_file(struct frame *frame) {
 
 // Questions
 
-// Find the image that a function or kernel was loaded with, or NULL. Call it with the lock.
+// Return the image from which a function or kernel was loaded, or NULL. Must be called with the lock held.
 static struct loaded *find_source(uint64_t function) {
     struct object_view view;
     for (uint64_t handle = function; handle && hook_object_look(handle, &view); handle = view.parent)
@@ -308,7 +309,7 @@ const struct reason *hook_refuse_image(uint64_t function, const char key[65], co
 }
 
 // Return the file with a large image. Programs close descriptors that they didn't open, so it may have to be
-// made again.
+// created again.
 static int open_memory(struct loaded *loaded) {
     struct stat status;
     if (fstat(loaded->memory, &status) || status.st_ino != loaded->inode) {
@@ -386,7 +387,7 @@ static void drop(struct link **at) {
     free(gone);
 }
 
-// Find a link in progress. Call it with the lock.
+// Return a link in progress. Must be called with the lock held.
 static struct link **find_link(uint64_t state) {
     struct link **at = &links;
     while (*at && (*at)->state != state)
@@ -451,7 +452,7 @@ void hook_after_link_file(struct frame *frame) {
         close(file);
 }
 
-// Drop the oldest results, which are last in the list, if there are too many.
+// If there are too many results, drop the oldest, which are last in the list.
 static void shrink(void) {
     unsigned count = 0;
     for (struct link **at = &links; *at;)

@@ -14,13 +14,13 @@
 static const struct gpt_field LAUNCHES[] = {COUNTS("function"), FIELD("probed", "u32", probed)};
 static const struct gpt_field QUERIES[] = {COUNTS("api")};
 
-// Rows are numbered through a list of chunks, the first of 4 KiB.
+// Rows are numbered consecutively through a list of chunks, the first of which has 4 KiB.
 
 static uint32_t rows_in(unsigned chunk) {
     return (uint32_t)((hook_chunk_size(chunk) - CHUNK_HEAD - CHUNK_TAIL - 256) / sizeof(struct count));
 }
 
-// Return the row's chunk, and replace the row's number by its index there.
+// Return the chunk that contains a row, and replace the row's number by its index in that chunk.
 static unsigned chunk_of(uint32_t *row) {
     unsigned chunk = 0;
     for (; *row >= rows_in(chunk); chunk++)
@@ -43,7 +43,7 @@ static struct count *make_rows(bool query, unsigned number) {
     struct count *expected = NULL;
     struct count *rows =
         (struct count *)hook_grow_rows(&buffer, start, rows_in(number) * sizeof(struct count));
-    // If two threads meet here, the second one's chunk stays empty.
+    // If two threads get here at once, the second one's chunk stays empty.
     if (!atomic_compare_exchange_strong(&hook_live->counts[query][number], &expected, rows))
         return expected;
     hook_set_used(chunk.start, (uint32_t)(buffer.at - start));
@@ -51,7 +51,7 @@ static struct count *make_rows(bool query, unsigned number) {
     return rows;
 }
 
-// A free row.
+// Return an unused row.
 static struct count *new_row(bool query, uint32_t id) {
     uint32_t index = atomic_fetch_add(&hook_live->count_rows[query], 1);
     unsigned number = chunk_of(&index);
@@ -70,7 +70,7 @@ static uint32_t place_of(const struct thread *thread, uint64_t key) {
     return (uint32_t)(key * COUNTER_FACTOR >> COUNTER_SHIFT) & thread->counters_mask;
 }
 
-// Return the key's entry, or the free one where it would go. The table is never full.
+// Return the entry of a key, or the free entry in which to store it. The table is never full.
 static struct counter *find(const struct thread *thread, uint64_t key) {
     uint32_t at = place_of(thread, key);
     while (thread->counters[at].key && thread->counters[at].key != key)
@@ -78,7 +78,8 @@ static struct counter *find(const struct thread *thread, uint64_t key) {
     return &thread->counters[at];
 }
 
-// Make room by dropping the counters of functions that are gone, or, if most still exist, by growing.
+// Make room in the table: drop the counters of functions that no longer exist, or enlarge it if most of them
+// still do.
 static bool grow(struct thread *thread) {
     struct counter *old = thread->counters;
     uint32_t old_size = old ? thread->counters_mask + 1 : 0, size = old ? old_size : 256, alive = 0;

@@ -1,5 +1,6 @@
-// The part of the final report on launches with probes and without: their time on the GPU, and advice on the
-// most frequent reasons. totals.c adds up what report.c says here.
+// The part of the final report about launches with and without probes: the GPU time of each group, and advice
+// on the most frequent reasons for missing probes. totals.c supplies the numbers, and report.c says when to
+// write them.
 
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +13,8 @@
 
 enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256, FEWEST_KERNELS = 1 << 10 };
 
-// Why launches ran without probes: the first reasons found. There are hardly ever more.
+// The reasons for which launches ran without probes. Only the first few are kept, since there are hardly ever
+// more.
 static struct met {
     char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
@@ -81,7 +83,7 @@ static void share_times(void) {
     }
 }
 
-// A code, and its text and advice for the user.
+// The text and the advice that the user sees for each code.
 static const struct told {
     const char *code, *text, *advice;
 } table[] = {

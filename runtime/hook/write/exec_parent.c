@@ -16,7 +16,7 @@
 
 uint64_t hook_run;
 
-// Return when this process began, in clock ticks since boot.
+// Return the start time of this process, in clock ticks since boot.
 static uint64_t read_birth(void) {
     char text[1024] = "";
     int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -38,7 +38,7 @@ void hook_sign(struct tail *tail, uint32_t size) {
     atomic_store(&tail->ticket, size);
 }
 
-// Another process's trace, or this one's from before exec.
+// A trace that another process writes, or that this process wrote before exec.
 struct other {
     int file;
     struct tail *tail;
@@ -88,8 +88,8 @@ static bool was_ours(const struct other *other) {
            atomic_load(&other->tail->born) == read_birth();
 }
 
-// Write a chunk with records to another trace: they say what this process is and, with `end`, that nothing
-// more comes. If that trace has ended already, they form a segment of their own.
+// Append a chunk with records to another trace. They describe this process and, if `end` is set, say that
+// nothing more follows. If the other trace has already ended, they form a segment of their own.
 static void write_other(struct other *other, const struct gpt_child *child, bool end) {
     hook_bus_setup();
     uint32_t size = hook_chunk_for(1024 + (child ? child->path.size : 0));
@@ -113,7 +113,7 @@ static void write_other(struct other *other, const struct gpt_child *child, bool
     hook_unmap(chunk.start, chunk.size);
 }
 
-// Return the path of a trace for a record in another one: relative to that one's folder.
+// Return the path of a trace as it is recorded in another one, relative to the folder of the latter.
 static struct gpt_str relative(const char *path, const char *to) {
     const char *slash = strrchr(to, '/');
     size_t folder = slash ? (size_t)(slash + 1 - to) : 0;

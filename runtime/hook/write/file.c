@@ -30,14 +30,15 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// They outlive a fork.
+// Descriptors that stay open across a fork.
 static struct kept {
     _Atomic int number; // its descriptor, unless the program has replaced it
     dev_t device;
     ino_t inode;
 } opened, helper; // the trace; the reader's lock
 
-// The descriptor in a thread with a separate descriptor table; 0 if the thread shares the process's.
+// The descriptor to use in a thread with a separate descriptor table; 0 if the thread shares the table of the
+// process.
 static TLS int apart;
 
 int hook_open_file(const char *path) {
@@ -86,15 +87,15 @@ void hook_keep_file(int file, const struct stat *found) {
         close(file);
 }
 
-// Return whether the helper of a live stream was killed. A helper that ends normally removes the folder
-// first.
+// Return whether the helper of a live stream was killed. (A helper that ends normally removes the folder
+// first.)
 static bool is_left(void) {
     struct stat found;
     int file = atomic_load(&helper.number);
     return helper.inode && !fstat(file, &found) && is_kept(&helper, file, &found) && folder_is_left(file);
 }
 
-// Not inlined, because a process that ends on a small stack has no room for a path.
+// Not inlined, because a process that ends on a small stack has no room for a path buffer.
 static __attribute__((noinline)) void give_up_stream(void) {
     char path[PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
@@ -181,8 +182,9 @@ bool hook_may_grow(uint64_t size) {
     return false;
 }
 
-// Allocate a chunk's blocks on disk and its pages in memory. Written in one go, it gets large pages, which
-// map in a quarter of the time (ext4). On file systems without fallocate, writing allocates the blocks.
+// Allocate the blocks of a chunk on disk and its pages in memory. A chunk that is written with a single call
+// gets large pages, which take a quarter of the time to map (ext4). On file systems without fallocate, it's
+// the write that allocates the blocks.
 static bool allocate(int file, uint64_t at, uint32_t size) {
     if (!hook_may_grow(at + size))
         return false;

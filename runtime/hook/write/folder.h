@@ -21,7 +21,8 @@
 
 #define FOLDER_LOCK ".helper"
 
-// Take the lock. It's held until the last process with this descriptor has ended. Returns -1 with errno set.
+// Lock the file. The lock is held until the last process that has this descriptor ends. Returns -1 with errno
+// set if that fails.
 static inline int folder_lock(int folder) {
     int file = gpt_create(folder, FOLDER_LOCK, O_RDWR, 0600);
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -34,14 +35,15 @@ static inline int folder_lock(int folder) {
     return file;
 }
 
-// Return whether nobody holds the lock of this file any more. If we can't tell, assume that somebody does.
+// Return whether the process that held the lock of this file has ended. If we can't tell, assume that it's
+// still running.
 static inline bool folder_is_left(int lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return !fcntl(lock, F_OFD_GETLK, &whole) && whole.l_type == F_UNLCK;
 }
 
-// Return whether a name is one of ours: the lock, a trace (PID, PID.PID, PID.PID.2), or the file of its
-// buffers.
+// Return whether a file of this name is ours: the lock, a trace (PID, PID.PID, PID.PID.2), or the file with
+// its buffers.
 static inline bool folder_has_name(const char *name) {
     return !strcmp(name, FOLDER_LOCK) ||
            (*name >= '0' && *name <= '9' && !name[strspn(name, "0123456789.buffers")]);

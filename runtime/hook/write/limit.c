@@ -1,13 +1,13 @@
-// --max-disk: the total number of bytes that the processes in a run may write, to traces and files of
+// --max-disk: a limit on the total number of bytes that the processes of a run write to traces and files of
 // buffers.
 //
-// They count in a small file that all of them map. The root process removes it when it ends. Processes that
-// start later count from zero in a new file, which nobody removes. If there can be no such file, each process
-// counts only its own bytes.
+// The processes add up their bytes in a small file that all of them map, and that the root process removes
+// when it ends. A process that starts later counts from zero in a new file, which nobody removes. If the
+// file can't be created, each process counts only its own bytes.
 //
-// Before the last eighth is used, recording is turned off as gpt-hook ctl would do it. The rest is for
-// records that must not be missing: loads, look-ups, and the ends of traces. When it's used up, traces end as
-// they do on a full disk.
+// When only an eighth of the limit is left, recording is turned off as gpt-hook ctl would do it. The last
+// eighth is kept for records that must not be missing: loads, look-ups, and the ends of traces. Once that
+// is used up as well, traces end as they do on a full disk.
 
 #include <errno.h>
 #include <fcntl.h>

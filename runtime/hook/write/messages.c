@@ -1,4 +1,4 @@
-// The state of the trace, messages, and turning the hook off after a fault.
+// Keeps the state of the trace, writes messages, and turns the hook off after a fault.
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -53,8 +53,8 @@ static struct {
     char text[1024];
 } loss;
 
-// Report the worst loss, if it's at least `least`. Returns false if there's none. `trace` is a file that
-// wasn't written, or NULL.
+// Report the worst loss if it's at least as bad as `least`, and return whether there was any. `trace` is a
+// file that wasn't written, or NULL.
 static bool say_loss(const char *trace, enum loss least) {
     static char line[PATH_MAX + sizeof(loss.text) + 64];
     if (!loss.kind || (loss.kind < least && !loss.of_root))
@@ -65,7 +65,7 @@ static bool say_loss(const char *trace, enum loss least) {
     return true;
 }
 
-// Always reports lost log records.
+// Report log records that were lost, however few.
 static void say_logs(const struct trace_totals *found) {
     char line[400], blocks[80] = "";
     double share = 100.0 * (double)found->entries / ((double)found->entries + (double)found->dropped);
@@ -82,8 +82,8 @@ static void say_logs(const struct trace_totals *found) {
     gpt_write_line(line);
 }
 
-// Return whether this process used the driver, but changed its root directory or user since, or the file is
-// gone.
+// Return whether this process used the driver but can't find its trace again, because it has changed its root
+// directory or its user or because somebody removed the file.
 static bool is_out_of_reach(const struct trace_totals *found) {
     return found->fault && (found->fault != ENOENT || (hook_live && *hook_live->path));
 }
@@ -147,7 +147,8 @@ static bool is_error(const struct stat *status) {
     return status->st_dev == root.device && status->st_ino == root.inode;
 }
 
-// Return whether standard error is still gpt-hook's. `opened` says that it was closed and has been reopened.
+// Return whether standard error is still the file that gpt-hook had. Sets `opened` if it was closed and has
+// been opened again here.
 static bool has_error(bool *opened) {
     struct stat status;
     *opened = false;
@@ -236,10 +237,11 @@ void hook_lost_setup(pid_t of_run, uint64_t error_device, uint64_t error_inode) 
     root_pid = of_run;
 }
 
-// Return whether the root process belongs to another user by now, who wouldn't trust our note.
+// Return whether the root process belongs to another user by now, in which case it wouldn't trust a note that
+// we leave.
 static bool is_foreign(void) { return kill(root_pid, 0) && errno == EPERM; }
 
-// True if the root process exists, so that somebody will remove the note.
+// Return whether the root process exists, so that somebody will remove the note.
 bool hook_notes_losses(void) { return notes && (!kill(root_pid, 0) || errno == EPERM); }
 
 static void name_note(enum loss loss, char path[PATH_MAX]) {
@@ -286,7 +288,7 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
     close(file);
 }
 
-// Read a note and remove it. Returns false if it doesn't exist.
+// Read a note and remove its file. Returns false if there was no such note.
 static bool take(enum loss loss, struct note *note) {
     char path[PATH_MAX];
     if (!notes)

@@ -1,5 +1,5 @@
-// The parts of runtime/common that the trace and its report use: our own files, and the report on -k and
-// --filter.
+// Compiles the parts of runtime/common that the trace and its report need: the functions for our own files,
+// and the report on -k and --filter.
 
 #include "common/selection.c"
 #include "common/own.c"

@@ -1,4 +1,5 @@
-// The name of a trace: the launcher checks it, and each process expands it.
+// The name of a trace, as the user gives it: the launcher checks it, and each process fills in the
+// placeholders.
 
 #ifndef GPT_TEMPLATE_H
 #define GPT_TEMPLATE_H
@@ -7,8 +8,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-// Write the name with %p (pid), %h (host) and %r (RANK) replaced; any other character after a % stands for
-// itself. Cuts off what doesn't fit. Returns the length.
+// Write the name with %p (pid), %h (host) and %r (RANK) replaced. Before any other character, % is dropped. A
+// name that doesn't fit is cut off. Returns the length.
 static inline size_t gpt_expand_name(const char *from, char *path, size_t size) {
     size_t at = 0;
     for (; *from && at + 1 < size; from++) {

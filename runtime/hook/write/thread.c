@@ -1,6 +1,7 @@
-// Threads that write. Each has its own chunk. A chunk's size follows the thread's needs: the first has 4 KiB,
-// the next four times as much. A thread that has used half of a larger chunk prepares the next one before a
-// call that waits for the GPU, so that no launch has to.
+// The threads that write to the trace. Each of them has a chunk of its own, and the more it writes, the
+// larger its chunks get: the first has 4 KiB, the next four times as much. A thread that has used half of a
+// larger chunk prepares the next one before a call that waits for the GPU, so that no launch is delayed by
+// this.
 
 #include <dirent.h>
 #include <errno.h>
@@ -41,8 +42,9 @@ static void retire(struct thread *thread, struct mapped *chunk) {
     *chunk = (struct mapped){0};
 }
 
-// Prepare the next chunk. Small chunks aren't worth preparing, and most threads end with them. Once the last
-// earlier chunk has the largest size, the ones before it are unmapped here, because that takes time, too.
+// Prepare the next chunk. This isn't worth it for small chunks, since most threads end before they fill one.
+// Once the newest of the earlier chunks has the largest size, the older ones are unmapped here as well,
+// because unmapping takes time too.
 void hook_make_spare(struct thread *thread) {
     size_t size = thread->chunk.size;
     if (size < 64 << 10 || thread->used < size / 2 || thread->spare.start)
@@ -71,7 +73,7 @@ bool hook_use_chunk(struct thread *thread, struct mapped chunk) {
 
 // Starting and ending threads
 
-// Leave the chunk of a thread that ends to the next thread that begins.
+// When a thread ends, leave its chunk to the next thread that begins.
 static void leave_thread(void *state) {
     struct thread *thread = state;
     hook_thread = NULL;
@@ -114,7 +116,8 @@ struct thread *hook_new_thread(void) {
     return thread;
 }
 
-// The thread blocks signals throughout, so mark them as held: HOOK_HOLD_SIGNALS then costs nothing.
+// This thread blocks all signals as long as it runs. Mark them as held, so that HOOK_HOLD_SIGNALS costs
+// nothing.
 static void *begin_thread(void *work) {
     is_ours = true;
     struct held_signals all = hook_hold_signals();
@@ -122,7 +125,7 @@ static void *begin_thread(void *work) {
     return ((void *(*)(void *))(uintptr_t)work)(NULL);
 }
 
-// The thread blocks all signals except SIGBUS, which a truncated trace raises (file.c).
+// The new thread blocks all signals except SIGBUS, which is raised when somebody truncates a trace (file.c).
 bool hook_start_thread(void *(*work)(void *)) {
     pthread_t thread;
     sigset_t all, before;
@@ -138,7 +141,7 @@ bool hook_start_thread(void *(*work)(void *)) {
 
 enum { UNSHARE = 2 }; // CLOSE_RANGE_UNSHARE
 
-// For kernels without close_range (before 5.9), or a filter that refuses it.
+// Used on kernels without close_range (before 5.9), or if a system call filter rejects it.
 static bool close_each(int kept) {
     DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
     if (!files)
@@ -178,7 +181,8 @@ struct thread *hook_begin_thread(void) {
     busy = true;
     uint32_t state = FRESH;
     bool started = atomic_compare_exchange_strong(&hook_live->state, &state, STARTING) && start_trace();
-    // Another thread is beginning the trace. It opens a file, but calls and waits for nobody, so we can wait.
+    // Another thread is beginning the trace. It opens a file, but neither calls the program nor waits for
+    // anybody, so it's safe to wait for it.
     while (!started && (state = atomic_load(&hook_live->state)) == STARTING)
         sched_yield();
     struct thread *thread = started ? hook_thread : NULL;
@@ -198,7 +202,7 @@ struct thread *hook_begin_thread(void) {
 
 // -- Records ---------------------------------------------------------------
 //
-// Records, packed into the chunk of the thread.
+// Records are packed into the chunk of the thread that writes them.
 
 TLS bool hook_writing;
 
@@ -247,8 +251,8 @@ unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, s
 
 // -- Rows ------------------------------------------------------------------
 //
-// Rows of a trace: their layouts, and the batches that a thread takes them from. A batch is a complete
-// `calls` record from the start, whose rows are zero until they're used.
+// The rows of a trace: their layouts, and the batches in which a thread gets unused ones. A batch is a
+// complete `calls` record from the start; its rows contain only zeros until they're used.
 
 // Layouts of rows
 
@@ -304,7 +308,7 @@ const struct row_layout hook_layouts[LAYOUTS] = {
 
 #define MAX_ROWS 512
 
-// Make a `calls` record of unused rows in the thread's chunk.
+// Write a `calls` record with unused rows into the thread's chunk.
 bool hook_new_batch(struct thread *thread, enum layout layout) {
     if (hook_writing)
         return false;
@@ -347,8 +351,8 @@ struct row_gpu *hook_new_gpu_row(struct thread *thread) {
     return (struct row_gpu *)hook_take_row(thread, LAYOUT_GPU);
 }
 
-// Return the call that began last among the calls in flight. A call hidden by a nested one of the same layout
-// that already returned isn't found.
+// Return the most recent call that is still in flight. It isn't found if a nested call of the same layout
+// began after it, even though that one has returned.
 const struct row *hook_call_in_flight(const struct thread *thread) {
     const struct row *found = thread->in_flight;
     if (found && atomic_load_explicit(&found->duration, memory_order_relaxed))
@@ -367,8 +371,8 @@ const struct row *hook_call_in_flight(const struct thread *thread) {
 
 // -- Time stamps -----------------------------------------------------------
 //
-// Time stamps, by the processor's own clock if it has one (arch_hook.h). The header of a trace and its
-// `clock` records pair it with CLOCK_MONOTONIC.
+// Time stamps come from the processor's own clock if it has one (arch_hook.h). The header of a trace and
+// its `clock` records relate that clock to CLOCK_MONOTONIC.
 
 bool hook_has_tsc;
 
@@ -391,8 +395,9 @@ void hook_clock_setup(void) {
 uint64_t hook_tsc_hz(void) {
     if (!hook_has_tsc)
         return 0;
-    // The library is usually loaded well before the process reaches the driver; otherwise wait until 2 ms
-    // have passed, which gives five digits. The trace's clock records give the rest.
+    // Measuring the frequency takes at least 2 ms for five digits. Usually more time has passed between
+    // loading the library and the first call of the driver, and we needn't wait. The `clock` records of the
+    // trace give the remaining digits.
     uint64_t ns;
     do
         ns = hook_monotonic() - first.monotonic;

@@ -35,7 +35,7 @@ static unsigned char window[(16 << 10) + AHEAD];
 static const struct trace_file *shown; // the file whose bytes are in the window
 static uint64_t window_start, window_end;
 
-// Return bytes of the file, and zeros after its end.
+// Return the bytes of the file at this offset, followed by zeros if the file ends there.
 static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
     if (shown != trace || at < window_start || at + AHEAD > window_end) {
         ssize_t size = pread(trace->file, window, sizeof(window), (off_t)at);
@@ -48,8 +48,8 @@ static const unsigned char *look(const struct trace_file *trace, uint64_t at) {
     return window + (at - window_start);
 }
 
-// Read the next value of a file. Bytes and text are skipped, but the first AHEAD bytes of them can be looked
-// at.
+// Read the next value of a file. Binary data and texts are skipped, but their first AHEAD bytes are
+// available.
 static struct value next(struct trace_file *trace) {
     const unsigned char *start = look(trace, trace->at);
     struct cursor cursor = {start, start + AHEAD, false};
@@ -67,8 +67,8 @@ static void pass(struct trace_file *trace, uint64_t end) {
     }
 }
 
-// Only the first word of a row is read: the start of a call, 0 in an unused row, and the count in `launches`
-// and `counts`.
+// Only the first word of each row is read. It's the start time of a call, which is 0 in an unused row, or the
+// count in `launches` and `counts`.
 _Static_assert(offsetof(struct row, start) == 0 && offsetof(struct count, count) == 0, "the first word");
 
 struct table {
@@ -85,7 +85,7 @@ static uint64_t rows_of(const struct table *table) {
     return table->stride < sizeof(uint64_t) ? 0 : table->size / table->stride;
 }
 
-// Count the used rows of a batch of calls, which come first.
+// Count the used rows of a batch of calls; they precede the unused ones.
 static uint64_t count_calls(const struct trace_file *trace, const struct table *table) {
     uint64_t rows = rows_of(table), low = 0, high = rows;
     if (rows && load(trace, table, rows - 1))
@@ -107,7 +107,7 @@ static uint64_t add_counts(const struct trace_file *trace, const struct table *t
     return sum;
 }
 
-// Return a number for a function that no other trace has.
+// Return a number for a function that is unique among all traces.
 static uint64_t number_kernel(const struct trace_file *trace, uint64_t function) {
     return trace->number << 32 | (uint32_t)function;
 }
@@ -143,7 +143,7 @@ static bool is_new(ino_t file) {
     return false;
 }
 
-// Add a kernel that the program looked up, unless its C++ name is too long.
+// Add the name of a kernel that the program looked up, unless it's too long, as C++ names can be.
 static void add_kernel(struct trace_file *trace, struct value name) {
     static char text[64 << 10];
     if (name.type != TEXT || name.number > sizeof(text) || !gpt_is_selecting())
@@ -153,8 +153,8 @@ static void add_kernel(struct trace_file *trace, struct value name) {
         gpt_add_kernel(text, name.number);
 }
 
-// Write the path of a file that a trace names. It must be in the folder of the trace, as the program could
-// write any name.
+// Find the file that a trace names. It must be in the same folder as the trace, because the program could
+// have written any name there.
 static bool find_neighbour(const struct trace_file *trace, struct value name, char path[PATH_MAX]) {
     const char *slash = strrchr(trace->path, '/');
     size_t folder = slash ? (size_t)(slash + 1 - trace->path) : 0;
@@ -167,13 +167,13 @@ static bool find_neighbour(const struct trace_file *trace, struct value name, ch
     return true;
 }
 
-// Count the trace that a `child` names.
+// Count the trace whose name is in a `child` record.
 static void count_child(unsigned depth, struct value name) {
     if (depth + 1 < DEPTH && find_neighbour(&files[depth], name, files[depth + 1].path))
         count_file(depth + 1);
 }
 
-// Add the size of the file with the bytes of buffers, when a `buffer` names it for the first time.
+// Add the size of the file with the contents of buffers when a `buffer` record first names it.
 static void add_side_file(const struct trace_file *trace, struct value name) {
     static char path[PATH_MAX];
     struct stat status;
@@ -264,8 +264,8 @@ static void count_record(unsigned depth, uint64_t end) {
         hook_add_reason(number_kernel(trace, function_id), code, detail, without);
 }
 
-// Count a chunk's contents, and return where the next may begin; if none was written here, that's after the
-// hole.
+// Count the contents of a chunk, and return the offset where the next one may begin. If nothing was written
+// here, that is the end of the hole.
 static uint64_t count_chunk(unsigned depth, uint64_t at) {
     struct trace_file *trace = &files[depth];
     _Alignas(uint32_t) unsigned char head[CHUNK_HEAD];
@@ -287,7 +287,7 @@ static uint64_t count_chunk(unsigned depth, uint64_t at) {
     return at + size;
 }
 
-// Count the trace at the path of this depth.
+// Count the trace whose path is stored for this depth.
 static void count_file(unsigned depth) {
     struct trace_file *trace = &files[depth];
     struct stat status;

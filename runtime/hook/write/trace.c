@@ -25,8 +25,8 @@ static void (*survey)(void); // writes the other records of the start and the en
 
 // The beginning
 
-// Name this process in another trace: the one at NAME if that was taken, otherwise the trace of the process
-// that forked it, otherwise the command's.
+// Write the path of this process's trace to another trace: to the one at NAME if another process has that
+// name, otherwise to the trace of the process that forked this one, or else to the trace of the command.
 static void announce(bool first) {
     char path[sizeof(hook_live->path)];
     const char *command = getenv("GPT_HOOK_ROOT"), *to = path;
@@ -82,7 +82,7 @@ static bool start(void) {
     return true;
 }
 
-// Called once the trace has begun.
+// Runs once the trace has begun.
 static void begin_recording(void) {
     hook_begin_recording();
     survey();
@@ -112,7 +112,7 @@ void hook_finish(unsigned status) {
     errno = error;
 }
 
-// Return memory that a forked child sees as zeros.
+// Allocate memory that reads as zeros in a forked child.
 
 static struct {
     void *start;
@@ -131,7 +131,7 @@ void *hook_process_memory(size_t size) {
     return found;
 }
 
-// Called in the child of a fork. Calls in flight are left to the parent.
+// Runs in the child of a fork. The parent will record the end of calls that are in flight.
 static void forget(void) {
     for (unsigned i = 0; i < sizeof(own) / sizeof(*own); i++)
         madvise(own[i].start, own[i].size, MADV_DONTNEED);
@@ -165,7 +165,7 @@ bool hook_trace_setup(void (*more)(void)) {
 
 // -- Names of files --------------------------------------------------------
 //
-// The names of a process's files: NAME or, if another process was there first, a separate name.
+// A process writes its trace to NAME or, if another process was there first, to a name of its own.
 
 const char *hook_keep_variable(const char *name) {
     const char *value = getenv(name);
@@ -176,8 +176,8 @@ const char *hook_template;
 
 size_t hook_expand_name(char *path, size_t size) { return gpt_expand_name(hook_template, path, size); }
 
-// Write this process's name number `number` if NAME is taken: NAME.PID, NAME.PID.2, ... A process needs
-// several if it runs several programs by exec.
+// Write the name that a process uses if NAME is taken: NAME.PID, NAME.PID.2, and so on. A process needs more
+// than one if it runs several programs, one after the other, by exec.
 static void name_number(char *path, size_t length, unsigned number) {
     int size = snprintf(path + length, 32, ".%d", getpid());
     if (number > 1)
@@ -190,7 +190,7 @@ static bool is_taken(char *path, size_t length, unsigned number) {
     return !lstat(path, &found);
 }
 
-// Return how many of these names are taken, without trying each.
+// Return how many of these names exist, without trying every number.
 static unsigned count_names(char *path, size_t length) {
     unsigned low = 0, high = 1;
     for (; is_taken(path, length, high); high *= 2)
@@ -202,7 +202,7 @@ static unsigned count_names(char *path, size_t length) {
     return low;
 }
 
-// Create NAME or, if another process was there first, one of its own names.
+// Create NAME or, if another process was there first, one of the names that belong to this process.
 static int create_one(int folder, const char *name, bool *first) {
     char *path = hook_live->path;
     size_t length = strlen(path);
@@ -221,8 +221,8 @@ static int create_one(int folder, const char *name, bool *first) {
     return file;
 }
 
-// Create the file. A live stream's folder can be in a TMPDIR where others rename folders: a link in its place
-// would make us create files wherever it leads.
+// Create the file. The folder of a live stream may be in a TMPDIR where other users can rename folders. If
+// one of them puts a link in its place, we'd create files wherever that leads.
 int hook_create_file(bool *first) {
     char *path = hook_live->path;
     hook_expand_name(path, sizeof(hook_live->path) - 32);
@@ -240,8 +240,8 @@ int hook_create_file(bool *first) {
     return file;
 }
 
-// Make the name unique in a live stream's folder: the helper removes the traces of processes that are gone,
-// and their names could be used again.
+// Make the name unique in the folder of a live stream. The helper removes traces of processes that have
+// ended, so a name may otherwise be used a second time.
 static void end_in_folder(char *path) {
     _Alignas(struct dirent64) static char entries[4096];
     char *name = strrchr(path, '/') + 1, own[64];
@@ -286,8 +286,8 @@ void hook_end_predecessor(void) {
 
 // -- Recording on and off --------------------------------------------------
 //
-// Turns recording of calls on and off, and writes the `recording` records. A trace without them was recorded
-// all the time.
+// Turns the recording of calls on and off, and writes `recording` records about that. A trace without such
+// records covers the whole time.
 
 _Atomic bool hook_recording = true;
 struct periods hook_periods;
@@ -303,7 +303,7 @@ void hook_begin_recording(void) {
         HOOK_WRITE(recording, .on = false, .at = hook_now());
 }
 
-// Write the clock too, as days may pass between two of these records.
+// Write the clock too, because days may pass between two of these records.
 void hook_write_recording(bool on) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -1,5 +1,5 @@
-// Writing the trace: its file and chunks, the threads that write them, rows, counts and records, and the
-// final report.
+// Everything that writes the trace: its file and its chunks, the threads that fill them, rows, counts and
+// records, and the final report.
 
 #ifndef GPT_WRITE_H
 #define GPT_WRITE_H
@@ -30,8 +30,8 @@
 
 // The state of a trace.
 
-// Lives in memory that reads as zero in a forked child, so the child has no trace, ids or state until it
-// starts its own.
+// This structure is in memory that reads as zeros in a forked child, so the child has no trace, ids or state
+// until it starts a trace of its own.
 
 #define MAX_MAPPINGS 16384
 #define MAX_COUNT_CHUNKS 4096 // chunks have at most 20,000 rows
@@ -57,7 +57,8 @@ extern struct live *hook_live;
 
 // References to things that may be gone.
 
-// An object as it was when we saw it, which may no longer exist. All zero means no object.
+// A reference to an object that the program may have destroyed since we saw it. All zeros stand for no
+// object.
 struct reference {
     const _Atomic uint64_t *current; // the generation of the object there now
     uint64_t generation;
@@ -74,15 +75,16 @@ static inline bool hook_is_alive(struct reference reference) {
 
 struct thread;
 
-// How often a thread launched a function or made a query, and when it first did: a row of a `launches` or
-// `counts` record, in a chunk that stays mapped. Only that thread writes it.
+// A row of a `launches` or `counts` record: how often a thread launched a function or made a query, and when
+// it first did so. The row is in a chunk that stays mapped, and only its own thread writes to it.
 struct count {
     _Atomic uint64_t count, first;
     uint32_t id;             // id of the function or api
     _Atomic uint32_t probed; // how many launches had probes; graphs don't count
 };
 
-// Hash a key's place in a thread's table. The stubs use it too, since they count most launches.
+// The factor of the hash function for a thread's table of counters. The stubs use it too, because they count
+// most launches.
 #define COUNTER_FACTOR 0x9e3779b97f4a7c15u
 #define COUNTER_SHIFT 40
 
@@ -92,8 +94,8 @@ struct counter {                // an entry of a thread's hash table, with open 
     struct reference reference; // to that function
 };
 
-// Find the row in which a thread counts a function's handle or the address of a query's slot. Returns NULL if
-// there isn't one or its object is gone.
+// Find the row in which a thread counts a function (given by its handle) or a query (given by the address of
+// its slot). Returns NULL if there isn't one, or if the object no longer exists.
 struct count *hook_find_counter(const struct thread *thread, uint64_t key);
 struct count *hook_add_counter(struct thread *thread, uint64_t key, bool query, uint32_t id,
                                struct reference reference); // or NULL
@@ -105,7 +107,7 @@ struct launch_counts {
 struct launch_counts hook_count_launches(void);
 uint32_t hook_newest_launch(void); // the function whose first launch is the most recent, or 0
 
-// Launches without probes, counted by reason.
+// Launches without probes, counted for each reason.
 struct reason;
 
 // Count a launch.
@@ -120,16 +122,17 @@ uint64_t hook_unprobed_total(void);
 
 extern uint64_t hook_run; // identifies a run of gpt-hook, whose processes share files; 0 without one
 
-// Write our identity into the tail of a file's first chunk, which has this size. From then on other processes
-// may append to the file.
+// Write the identity of this process into the tail of a file's first chunk, which has this size. After that,
+// other processes may append to the file.
 void hook_sign(struct tail *tail, uint32_t size);
 
 bool hook_may_stay(const char *path);
 
-// Mention this trace in another one. `how` says how the process started, if not by exec.
+// Write the path of this process's trace to another trace. `how` tells how the process was started, if not by
+// exec.
 void hook_name_to(const char *to, const char *how);
 
-// End the trace at a path if this process started it before exec. Returns false if it didn't.
+// If this process wrote the trace at this path before exec, end it; otherwise return false.
 bool hook_end_earlier(const char *path);
 
 // -- file.c ----------------------------------------------------------------
@@ -161,8 +164,8 @@ static inline bool hook_limit_reached(void) { // recording is off for good
     return atomic_load_explicit(&hook_limit_is_reached, memory_order_relaxed);
 }
 
-// Count bytes that are about to be written. Returns false, without counting them, if they'd exceed the limit.
-// The limit is an eighth lower for bytes that aren't `needed`.
+// Count bytes that are about to be written. If they'd exceed the limit, nothing is counted, and the result is
+// false. For bytes that aren't `needed`, the limit is an eighth lower.
 bool hook_may_write(uint64_t size, bool needed);
 uint32_t hook_limit_chunk(uint32_t size); // the same size, or a smaller one if it's too much
 
@@ -186,8 +189,9 @@ void hook_say(const char *where, const char *fact, const char *consequence);
 
 // -- no_signals.c ----------------------------------------------------------
 
-// For the rest of its scope, the thread can't be cancelled and gets no signal handlers. Driver functions
-// aren't cancellation points, so our opens and writes must not turn them into some.
+// Until the end of the enclosing scope, the thread can't be cancelled, and no signal handler runs in it.
+// Functions of the driver aren't cancellation points, and our calls of open and write inside them mustn't
+// make them so.
 
 struct held_signals {
     bool nested; // already held by a caller
@@ -198,8 +202,9 @@ struct held_signals {
 struct held_signals hook_hold_signals(void);
 void hook_release_signals(const struct held_signals *before);
 
-// Wait for a file (NULL: only for the time) the way the program would: signal handlers run, and one may leave
-// by longjmp or exit. So hold no locks here, and keep all state where it can be found again.
+// Wait for a file, or only for the time if it's NULL, in a way that the program could do itself: signal
+// handlers run, and one of them may leave by longjmp or exit. Callers must hold no locks, and must keep their
+// state where it can be found again.
 void hook_wait_with_signals(struct pollfd *file, uint64_t ms);
 
 #define HOOK_HOLD_SIGNALS                                                                                    \
@@ -234,7 +239,8 @@ extern const struct reason hook_uncounted; // stands for no reason: such launche
         &why_;                                                                                               \
     })
 
-// Intern a text for the lifetime of the process. Returns NULL if memory runs out.
+// Return a copy of the text that stays valid as long as the process runs, or NULL if memory runs out. Equal
+// texts share one copy.
 const char *hook_keep_text(const char *text);
 
 // Intern a reason with a detail, or with an empty one. A code of a stage that isn't in our table is fine.
@@ -242,7 +248,7 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 
 // -- coverage.c ------------------------------------------------------------
 
-// The part of the final report on launches with probes and without.
+// The part of the final report about launches with and without probes.
 
 // `kernel` is a number for it, which isn't 0.
 void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches);
@@ -254,7 +260,8 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); /
 
 // Programs that the command starts without the hook, for the report.
 
-// Why a program runs without the hook. The later the reason, the more likely it's a mistake.
+// The reasons why a program runs without the hook, in rising order of how likely it's that the user didn't
+// mean it.
 enum loss {
     LOSS_NONE,
     LOSS_PROGRAM, // a static one, for example, can't be entered; programs it starts have the hook again
@@ -267,7 +274,7 @@ void hook_lost_setup(pid_t root, uint64_t error_device,
 bool hook_notes_losses(void);               // true if some process will report them
 void hook_note_loss(enum loss loss, const char *program, const char *how);
 
-// Remove all notes and write the text for the worst of them. Returns that one.
+// Remove all notes and write the text for the worst of them. Returns which loss that was.
 enum loss hook_take_loss(char *text, size_t size);
 
 // The final report of gpt-hook's process.
@@ -279,7 +286,8 @@ void hook_report_loss(void); // before the root process becomes a program withou
 
 // -- thread.c --------------------------------------------------------------
 
-// Time stamps: ticks of the time stamp counter where it's reliable, otherwise CLOCK_MONOTONIC.
+// Time stamps, which count ticks of the time stamp counter if it's reliable, and otherwise nanoseconds of
+// CLOCK_MONOTONIC.
 
 extern bool hook_has_tsc;
 void hook_clock_setup(void);
@@ -288,7 +296,7 @@ uint64_t hook_tsc_hz(void); // 0: stamps are in ns
 
 static inline uint64_t hook_now(void) { return LIKELY(hook_has_tsc) ? arch_clock() : hook_monotonic(); }
 
-// The kinds of rows in a trace. They differ in the fields that they have besides time and result, and
+// The kinds of rows in a trace. All of them have a time and a result, and each kind has other fields besides.
 // hook_layouts (thread.c) describes these fields to readers.
 enum layout { LAYOUT_PLAIN, LAYOUT_OBJECT, LAYOUT_MEMORY, LAYOUT_LAUNCH, LAYOUT_GPU, LAYOUTS };
 
@@ -332,10 +340,10 @@ struct row_gpu {            // a row of a `gpu_times` record
 #define EARLIER 4      // earlier chunks of a thread that stay mapped
 
 // Rows of one layout inside the chunk. A signal handler can make calls too, between any two instructions, so
-// a row is taken with a single instruction. If the address that it returns isn't below `end`, the batch is
-// full. If a handler starts a new batch after that instruction but before the comparison, the old address may
-// be below the new `end`, and the thread then writes just behind the old batch. That's why there's a spare
-// row after `end`.
+// a single instruction reserves a row. If the address that it returns isn't below `end`, the batch is full.
+// If a handler starts a new batch after that instruction but before the comparison, the old address may be
+// below the new `end`, and the thread then writes just behind the old batch. That's why there's a spare row
+// after `end`.
 struct batch {
     unsigned char *next, *end;
     uint32_t rows; // in the next batch
@@ -385,19 +393,20 @@ struct thread *hook_new_thread(void);                                // in this 
 bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false without a chunk
 struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // has at least this size
 bool hook_start_thread(void *(*work)(void *));                       // starts a thread of ours in the program
-// Give a thread of ours a descriptor table of its own, with only this descriptor of the program's.
+// Give a thread of ours a separate descriptor table, which keeps only this one of the program's descriptors.
 bool hook_own_files(int kept);
 void hook_make_spare(struct thread *thread); // inside a call that is slow anyway
 
 // Records, written into the thread's chunk.
 
 extern TLS bool hook_writing; // true in the middle of a record: a signal handler that runs now writes none
-// Makes room for a record: first in the thread's chunk, then in the next one, then in one of the largest.
+// A record is first tried in the thread's chunk, then in the next one, and finally in a chunk of the largest
+// size.
 enum { TRIES = 3 };
 bool hook_open(struct gpt_packer *buffer, int try);
 bool hook_close(struct gpt_packer *buffer); // the packed record is in the trace now
-// Extend a record, whose last value isn't binary, by an aligned binary value of `size` zero bytes that keeps
-// its place. Returns its start, or NULL if it doesn't fit.
+// Add an aligned binary value of `size` zero bytes to a record, to be filled in later. The last value of the
+// record mustn't be binary. Returns the start of these bytes, or NULL if they don't fit.
 unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, size_t size);
 
 // Write a record: HOOK_WRITE(child, .pid = 1, ...). Returns false if nothing is recorded.
@@ -418,7 +427,7 @@ static inline struct gpt_str hook_str(const char *text) {
     return (struct gpt_str){text, text ? strlen(text) : 0};
 }
 
-// Rows: their description for readers, and how a thread takes one.
+// The layouts of rows, which readers need, and how a thread gets an unused row.
 
 static inline unsigned char *hook_take(struct batch *batch, size_t stride) {
     return arch_advance(&batch->next, stride); // a signal handler may take one too
@@ -431,7 +440,7 @@ struct row_layout {
 extern const struct row_layout hook_layouts[LAYOUTS];
 bool hook_new_batch(struct thread *thread, enum layout layout);
 
-// Return a free row, or NULL.
+// Return an unused row, or NULL.
 static inline unsigned char *hook_take_row(struct thread *thread, enum layout layout) {
     struct batch *batch = &thread->batches[layout];
     unsigned char *row = hook_take(batch, hook_layouts[layout].stride);
@@ -450,7 +459,7 @@ const struct row *hook_call_in_flight(const struct thread *thread); // the inner
 
 // The trace file and its chunks.
 
-// The parts of a chunk.
+// The parts of a chunk in memory.
 static inline struct tail *mapped_tail(struct mapped chunk) {
     return (struct tail *)(chunk.start + chunk.size - CHUNK_TAIL);
 }
@@ -469,10 +478,10 @@ uint32_t
 hook_chunk_for(size_t bytes); // the smallest with room for this many bytes of records, or the largest
 uint32_t hook_chunk_after(uint32_t size); // the next larger size, or the largest
 
-// Append a chunk to the file permanently. `flag` is ENDED for the last one.
+// Append a chunk to the file. `flag` is ENDED for the last one.
 struct mapped hook_new_chunk(uint32_t size, uint64_t flag);
 
-// Make a chunk at an offset of a file, possibly another process's. On failure errno is set.
+// Map a chunk at an offset of a file, which may belong to another process. On failure errno is set.
 struct mapped hook_make_chunk(int file, uint64_t at, uint32_t size);
 struct tail *hook_map_tail(int file, uint32_t size); // tail of the first chunk
 
@@ -498,8 +507,8 @@ struct trace_totals {
     int fault;            // errno if the first file can't be opened
 };
 
-// Add up the trace at a path and the traces of the processes it names. Call once per process: the result is
-// static.
+// Add up the trace at a path and the traces of the processes that it names. A process may call this once,
+// because the result is static.
 const struct trace_totals *hook_reread(const char *path);
 
 // -- trace.c ---------------------------------------------------------------
@@ -514,8 +523,9 @@ extern const char *hook_template; // NAME with %p and so on; NULL or empty: writ
 
 size_t hook_expand_name(char *path, size_t size); // returns its length
 
-// Create and open this process's file at hook_live->path. Returns -1 with errno set if that fails, or with
-// hook_live->state OFF if another process writes there. Sets `first` if the file is at NAME itself.
+// Create this process's file at hook_live->path and open it. Sets `first` if the file is at NAME itself.
+// Returns -1 with errno set if that fails. If another process writes there, the result is -1 too, and
+// hook_live->state is OFF.
 int hook_create_file(bool *first);
 
 // End the trace of the program that this process was before exec, if that program left it open.
@@ -536,7 +546,7 @@ void hook_recording_setup(void);
 void hook_begin_recording(void); // for a new trace
 void hook_write_recording(bool on);
 
-// The start and end of a trace, and reasons to end it early.
+// The beginning and the end of a trace, and the reasons to end one early.
 
 bool hook_trace_setup(void (*more)(void)); // `more` writes the other records of the start and the end
 void *hook_process_memory(size_t size);    // reads as zero in a forked child too; NULL if memory runs out

@@ -1,4 +1,4 @@
-"""The names that programs and analyses import from Neutrino, for runs by gpt-neutrino."""
+"""The names that programs and analyses import from Neutrino, for runs of gpt-neutrino."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class _Second(NamedTuple):
 
 
 class TraceSection:
-    """The place of a probe's records: bytes per thread or warp, offset of the first.
+    """The place of a probe's records: the bytes per thread or warp, and the offset of the first one.
 
-    In files of the second generation, the number of threads per unit comes between them, so readers pass three values.
+    In files of the second generation, the number of threads per unit is between these two, so readers pass three
+    values.
     """
 
     def __new__(cls, *values: int) -> Any:
-        """Return a tuple of two or three, depending on the generation of the reader."""
+        """Return a tuple of two or three values, depending on the generation for which the reader was generated."""
         return _Second(*values) if len(values) > 2 else _First(*values)
 
 
 def Map(**options: Any) -> Any:
-    """Mark a class as a map of a probe file, which gpt-ptx-probe compiles; here it stays unchanged."""
+    """Mark a class as a map of a probe file. gpt-ptx-probe compiles it; if it's executed, the class doesn't change."""
     return lambda found: found

@@ -1,4 +1,4 @@
-"""The names used by probes in Python. gpt-ptx-probe compiles them; here they do nothing."""
+"""The names that probes in Python use. gpt-ptx-probe compiles them; if they're executed, they do nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Type:
 
 
 class _Operand(_Type):
-    """A value of the probed instruction."""
+    """A value of the instruction that's being probed."""
 
 
 def _refuse(*values: Any) -> NoReturn:

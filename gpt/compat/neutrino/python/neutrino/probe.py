@@ -1,6 +1,6 @@
 """`from neutrino import probe`: marks a function as a probe.
 
-A probe file is compiled, never executed (gpt-probe(5)); if it's imported anyway, its functions stay unchanged.
+A probe file is compiled, and never executed (gpt-probe(5)). If somebody imports it anyway, its functions don't change.
 """
 
 from __future__ import annotations

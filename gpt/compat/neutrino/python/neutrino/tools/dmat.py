@@ -2,9 +2,9 @@
 
     dmat.py RESULT.bin|FILE.dmat
 
-`gpt-analyze dmat` draws the picture. From a `.bin` of the tool dmat, the script also makes a `.dmat` next to it: u64
-pages, u64 clocks, the pages (u64 each), then for each clock u64 clock, u64 n, n times u64 page, u32 count. A page is
-its address.
+`gpt-analyze dmat` draws the picture. From a `.bin` of the tool dmat, this script also makes a `.dmat` in the same
+folder: u64 pages, u64 clocks, the pages (u64 each), then for each clock u64 clock, u64 n, n times u64 page, u32 count.
+A page is its address.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""TensorTrace: write the tensors in functions' variables as lines of `tensor.trace`.
+"""TensorTrace: write the tensors in the variables of functions as lines of `tensor.trace`.
 
     [call]  TIME  SHAPE  BYTES  PTR  NAME  FUNCTION  FILE:LINE
 
-Fields are separated by two blanks; TIME is in ns since the epoch, PTR is decimal. gpt.tensors.trace does the work: it
-records the tensors in the process's trace, and gpt-neutrino copies the lines from there to the trace folder. Without
-gpt-neutrino they go to standard error. torch isn't imported.
+Fields are separated by two spaces. TIME is in ns since the epoch, and PTR is decimal. gpt.tensors.trace does the work:
+it records the tensors in the trace of the process, and gpt-neutrino copies the lines from there to the trace folder.
+Without gpt-neutrino, they're written to standard error. torch isn't imported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _take_modules() -> dict[str, ModuleType]:
-    """Unload the modules of a package gpt, and return them."""
+    """Unload the modules of a package called gpt, and return them."""
     names = [name for name in sys.modules if name == "gpt" or name.startswith("gpt.")]
     return {name: sys.modules.pop(name) for name in names}
 
 
 def _find_tensors() -> ModuleType:
-    """Import gpt.tensors from this Python's installation, or else from the installation that this file belongs to.
+    """Import gpt.tensors from the installation of this Python, or else from the installation that contains this file.
 
-    If the program has its own package `gpt`, loaded or not, it still imports that one afterwards.
+    If the program has a package `gpt` of its own, whether it's already loaded or not, it can still import that
+    afterwards.
     """
     found = getattr(sys.modules.get("gpt"), "__path__", None)
     if "gpt" not in sys.modules:
@@ -59,7 +60,7 @@ def _find_tensors() -> ModuleType:
 def _print(seen: Any) -> None:
     _, size, first, _, shape = seen.facts
     words = [time.time_ns(), f"torch.Size({list(shape)})", size, first, seen.name, seen.function]
-    if sys.stderr:  # None would be standard output
+    if sys.stderr:  # None would stand for standard output
         print("[call]", *words, f"{seen.file}:{seen.line}", sep="  ", file=sys.stderr)
 
 
@@ -67,7 +68,7 @@ _Trace: Any = _find_tensors().trace
 
 
 class TensorTrace(_Trace):  # type: ignore[misc]
-    """A context manager that writes a line for each tensor in functions' variables, once under each name."""
+    """A context manager that writes a line for each tensor in variables of functions, once for each name."""
 
     def __init__(self) -> None:
         super().__init__(None if os.environ.get("GPT_HOOK_OUTPUT") else _print)
