@@ -1,10 +1,11 @@
-"""What events cost in replays whose nodes were timed: the nodes add up to what a replay without events takes."""
+"""The cost of events is taken off nodes, which then add up to the time of a replay without events."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from gpt.screen.units import human_time
 from gpt.trace.event_costs import find_excess
 from tests.analyze.asked import ask
 from tests.analyze.moments import APIS, KERNELS, MS, replays, times
@@ -45,9 +46,9 @@ def nodes_of(flat: list) -> tuple[list, str]:
 def test_nodes_add_up_to_a_replay_without_events(others, cost, left):
     found, said = nodes_of(recorded(*((80 + at, one) for at, one in enumerate(others)), pause=0))
     assert found == [(round(one * MS), round(cost * MS)) for one in left]
-    whole = sorted(others)[len(others) // 2]
-    assert f"so that the nodes add up to {whole:.2f}"[:38] in said.replace(".0ms", ".00ms")
-    assert ("such a replay took 30.0ms, another one" in said) is True
+    whole = human_time(sorted(others)[len(others) // 2] * MS)
+    assert f"so that the nodes add up to {whole}, the median of replays without events" in said
+    assert f"such a replay took 30.0ms, another one {whole} (medians)" in said
 
 
 def test_without_such_a_replay_a_pause_is_subtracted():

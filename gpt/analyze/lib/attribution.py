@@ -89,7 +89,7 @@ class _Part:
     process: Process
     ranges: OpenRanges
     texts: list[tuple[str | None, str]]
-    costs: dict[tuple[int, int], EventCost]  # of events, by handle and time stamp from which the graph has it
+    costs: dict[tuple[int, int], EventCost]  # by handle and the graph's `since`
     direct: dict[Key, Sums] = field(default_factory=lambda: defaultdict(Sums))
     replays: dict[Replay, Sums] = field(default_factory=lambda: defaultdict(Sums))
     nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # paths by the thread and stamp of origins
@@ -329,7 +329,7 @@ class _Verdict:
     no_origin: float = 0  # launches in replays of nodes whose creation isn't recorded
     split: float = 0  # ns
     by_node: float = 0  # ns that were split by the times of nodes
-    rough: float = 0  # of these, ns of graphs without a GPU time of a replay without events
+    rough: float = 0  # the part of by_node whose cost of events is a guess
     unsplit: float = 0
 
     def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
@@ -380,8 +380,9 @@ def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdi
 def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: GraphContents) -> dict[str, float]:
     """Add up the times of a graph's nodes by label, over the replays that timed them; empty if none did."""
     found: dict[str, float] = defaultdict(float)
-    cost = part.costs.get((handle, graph.since))
-    for one in part.process.graphs.timed(handle, graph) if cost else ():
+    if (cost := part.costs.get((handle, graph.since))) is None:
+        return {}
+    for one in part.process.graphs.timed(handle, graph):
         nodes = zip(*(getattr(one, name).tolist() for name in ("types", "functions", "threads", "calls")), strict=True)
         times = cost.own(part.process, one.durations).tolist()
         for (type_, function, thread, call), time in zip(nodes, times, strict=True):
