@@ -54,7 +54,7 @@ def find_closed_kernel(names: Iterable[str]) -> str | None:
 
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
     """Return whether a file is a closed library. `tables` is None unless it's an ELF file."""
-    soname = [_find_soname(source, tables)] if tables else []
+    soname = [find_soname(source, tables)] if tables else []
     return is_closed_name([source.name, *soname], tables.build_id if tables else None)
 
 
@@ -69,7 +69,7 @@ def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> s
     return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
 
 
-def _find_soname(source: Source, tables: Elf) -> str:
+def find_soname(source: Source, tables: Elf) -> str:
     """Return the name that a shared library was linked with, or an empty string."""
     room = MAX_DYNAMIC  # hostile tables share their bytes
     for dynamic in tables.sections:
