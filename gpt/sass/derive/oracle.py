@@ -6,8 +6,8 @@ no word is unreachable or affects another. A driver wouldn't load that cubin, bu
 
 `nvdisasm -b` takes bare words and prints only text. It reports the address of each word that it can't decode, and takes
 20 microseconds per word where `-plr` takes 500. So every word goes through `-b` first, and of the words with the same
-opcode whose text differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this changes nothing.
-nvdisasm takes half a second to start, so ask for thousands of words at once.
+opcode whose text differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this
+changes nothing. nvdisasm takes half a second to start, so ask for thousands of words at once.
 """
 
 from __future__ import annotations
