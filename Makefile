@@ -34,13 +34,13 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 need_cc = @[ "$$(uname -sm)" != "Linux x86_64" ] || printf '\043include <stdio.h>\n' | $(CC) -E - >/dev/null 2>&1 || \
     { echo "$(1): error: '$(CC)' does not compile C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
-.PHONY: help setup runtime demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man check-english
+.PHONY: help setup runtime snippets demo test test-full test-part soak check check-ruff check-types check-c check-shell check-man check-english
 .PHONY: bench derive-check fuzz tally test-gpu install uninstall clean distclean
 
 help: ## this list (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) runtime ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
+setup: $(READY) runtime snippets ## make .venv: the package (editable), its tests' tools, NVIDIA's compiler wheels
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -89,6 +89,13 @@ $(RUNTIME)/gpt-hook: $(call arch_files,launcher) $(wildcard runtime/launcher/*.[
 	    -DGPT_WEAVER='"$(shell cat $(WEAVER) | sha256sum | cut -c -32)"' \
 	    $(filter-out %/ask.c %/run_pipeline.c %/request.c,$(filter %.c,$^)) $(OLD_LIBS) \
 	    $(if $(call arch_files,launcher),-Wl$(comma)--wrap=__libc_start_main) -o $@
+
+snippets: $(RUNTIME)/snippets ## compile the code of the built-in probes, so that gpt-sass-probe needs no ptxas for them
+
+$(RUNTIME)/snippets: $(filter gpt/probe/% gpt/ptx/% gpt/sass/%,$(WEAVER)) $(wildcard probes/*.toml) gpt/packaging/snippets.py | $(READY)
+	@echo "ptxas $@"
+	@mkdir -p $(@D)
+	@$(VENV)/bin/python -m gpt.packaging.snippets $@
 
 VERSIONS = $(wildcard runtime/arch/$(ARCH)/hook/versions.map)
 
@@ -159,7 +166,7 @@ $(RUNTIME)/host/abi.h: $(HOST)
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 
-demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA library to what it used, run it again
+demo: $(READY) runtime snippets ## run a program on the simulated device, slim its CUDA library to what it used, run it again
 	$(call need_cc,demo)
 	@sh tests/demo/demo.sh
 
@@ -167,12 +174,12 @@ demo: $(READY) runtime ## run a program on the simulated device, slim its CUDA l
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 
 # Compile the test files first: in a fresh clone, each pytest worker would compile all of them.
-test: $(READY) runtime ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
+test: $(READY) runtime snippets ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
 	@echo "test: pytest"
 	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m "not full and not soak" $(ARGS)
 
-test-full: $(READY) runtime ## the tests that `make test` leaves out: real libraries, corpora, every layout
+test-full: $(READY) runtime snippets ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
 	@TEST_FULL=1 $(PYTEST) -n auto -m "(full or hypothesis) and not soak" $(ARGS)
 

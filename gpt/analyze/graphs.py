@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.base.errors import MissingError, TruncatedError
-from gpt.screen.units import amount
-from gpt.trace.kinds import CALLS, GPU_TIMES, NODES, RANGES, SAVES
+from gpt.screen.units import amount, human_time
+from gpt.trace.kinds import CALLS, GPU_TIMES, NODE_TIMES, NODES, RANGES, SAVES
+from gpt.trace.node_times import name_type
 from gpt.trace.replays import COPIES, Replays, sum_replays
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gpt.trace.graphs import GraphContents, Operation
     from gpt.trace.model import TraceModel
+    from gpt.trace.node_times import TimedReplay
     from gpt.trace.process import Process
 
 GRAPHS = (
@@ -54,6 +58,18 @@ MODULES = (
 )
 MAP = "block_sched"
 TOP = 30  # rows that tables show
+NODES_OF = (
+    Column("node", "u64", "id"),
+    Column("kernel", "text", "kernel", "nodes in their order"),
+    Column("module", "text?", shown="any"),
+    Column("graph", "u64", "id"),
+    Column("timed", "u64", shown="never"),
+    Column("time", "u64", "ns", "median"),
+    Column("least", "u64", "ns", shown="never"),
+    Column("most", "u64", "ns", shown="never"),
+    Column("pause", "u64", "ns", shown="never"),
+    Column("share", "f64", "%"),
+)
 
 
 class Replayed(NamedTuple):
@@ -79,7 +95,7 @@ def graphs(trace: TraceModel) -> Answers:
     times, spans = _gpu_times(trace, found), _spans(trace, found)
     rows, kernels = [], []
     for graph in found:
-        took = times.get(graph.number)
+        took = times[graph.number]["duration"] if graph.number in times else None
         gpu = (float(took.sum()), _median(took), float(took.max())) if took is not None else (None,) * 3
         made, copies = graph.made, graph.copies
         since = max(0, int(trace.times(graph.process, _stamps([made.since]))[0]))
@@ -119,6 +135,7 @@ def graphs(trace: TraceModel) -> Answers:
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
     yield from _iter_modules(trace, found)
+    yield from _iter_nodes(trace, found, times)
 
 
 def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
@@ -141,6 +158,67 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
     if rows:
         rows.sort(key=lambda row: (-row[3], row[0], row[1]))
         yield make_answer("modules", MODULES, rows, top=TOP, plots=[plot("bars", "module", "launches")])
+
+
+def _iter_nodes(trace: TraceModel, found: list[Replayed], times: dict[int, Any]) -> Answers:
+    """Yield the nodes of graphs that were timed one by one, and why others weren't."""
+    rows: list[tuple[Any, ...]] = []
+    verdict = []
+    for graph in found:
+        graphs = graph.process.graphs
+        if reason := graphs.untimed(graph.handle, graph.made):
+            verdict.append(f"graph {graph.number}: no times of nodes: {reason}; {reason.advice.partition(': ')[2]}")
+        replays = graphs.timed(graph.handle, graph.made)
+        if replays:
+            rows += _list_nodes(trace, graph, replays)
+            verdict += _tell_cost(graph, replays, times[graph.number]) if graph.number in times else ()
+    if rows or verdict:
+        yield make_answer("nodes", NODES_OF, rows, verdict, top=TOP, plots=[plot("bars", "kernel", "time")])
+
+
+def _list_nodes(trace: TraceModel, graph: Replayed, replays: list[TimedReplay]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each node of a graph. The last replay tells which ones it has."""
+    import numpy as np
+
+    from gpt.trace.calls_store import times_of
+    from gpt.trace.modules import find_modules
+
+    process, last = graph.process, replays[-1]
+    same = [one for one in replays if np.array_equal(one.functions, last.functions)]
+    times = process.clock.durations(np.array([one.own for one in same], np.uint64))
+    pause = _median(process.clock.durations(_stamps([one.pause for one in same])))
+    modules: list[str | None] = [None] * len(last.types)
+    if trace.ranges(number := trace.processes.index(process)).texts:
+        known, which = find_modules(trace, number, times_of(process, last.calls), last.threads)
+        modules = [known[at] for at in which.tolist()]
+    medians = np.percentile(times, 50, axis=0, method="inverted_cdf")
+    whole = medians.sum() or 1
+    for at, (type_, function) in enumerate(zip(last.types.tolist(), last.functions.tolist(), strict=True)):
+        name = process.kernels().get(function, f"#{function}") if function else f"({name_type(type_)})"
+        yield (at + 1, name, modules[at], graph.number, len(same), medians[at], times[:, at].min(), times[:, at].max(),
+               pause, 100 * medians[at] / whole)  # fmt: skip
+
+
+def _tell_cost(graph: Replayed, replays: list[TimedReplay], times: Any) -> Iterator[str]:
+    """Say how the nodes of a graph were timed, and how much longer these replays took."""
+    import numpy as np
+
+    from gpt.trace.calls_store import times_of
+
+    clock = graph.process.clock
+    pause = _median(clock.durations(_stamps([one.pause for one in replays])))
+    yield (
+        f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with an event"
+        f" between any two nodes; a node's time is that between its events, less {human_time(pause)} for an event"
+    )
+    if early := int(replays[-1].early.sum()):
+        what = f"{amount(early, 'node')} may begin before the node before ends, but waited for it in such a replay"
+        yield f"graph {graph.number}: {what}"
+    calls = times_of(graph.process, _stamps([one.start for one in replays]))
+    timed = np.isin(_key(times["thread"], times["call"]), _key(_stamps([one.thread for one in replays]), calls))
+    if timed.any() and not timed.all():
+        took, others = (human_time(_median(times["duration"][chosen])) for chosen in (timed, ~timed))
+        yield f"graph {graph.number}: such a replay took {took}, another one {others} (medians)"
 
 
 def _stamps(values: Any) -> Any:
@@ -170,7 +248,7 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
 
 
 def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
-    """Return the ns of each graph's replays, where known."""
+    """Return the GPU times of each graph's replays, where known."""
     import numpy as np
 
     times = trace.gpu_times()
@@ -180,7 +258,7 @@ def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
         own = times[(times["process"] == numbers[graph.process]) & (times["function"] == 0)]
         chosen = np.isin(_key(own["thread"], own["call"]), _key(graph.calls["thread"], graph.calls["start"]))
         if chosen.any():
-            mine[graph.number] = own["duration"][chosen]
+            mine[graph.number] = own[chosen]
     return mine
 
 
@@ -240,6 +318,6 @@ def _find_no_lack(kinds: set[str]) -> None:
     return None
 
 
-KINDS = CALLS | GPU_TIMES | NODES | RANGES | SAVES | {"graph", "device"}
+KINDS = CALLS | GPU_TIMES | NODES | NODE_TIMES | RANGES | SAVES | {"graph", "device"}
 ANALYSIS = of_model(graphs, "Show the kernels in CUDA graph launches.", KINDS, _find_no_lack, need=_find_need,
                     types=frozenset(("graph",)), drains=True, sends=True)  # fmt: skip

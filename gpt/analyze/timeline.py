@@ -70,7 +70,7 @@ class Drawing:
     streams, drains = False, True
 
     def __init__(self, stage: Stage, json: bool, shape: TimelineFormat | None, output: Path | None) -> None:
-        from gpt.trace.kinds import COSTS, LOADS, NODES, RANGES, RUNS, SAVES
+        from gpt.trace.kinds import COSTS, LOADS, NODE_TIMES, NODES, RANGES, RUNS, SAVES
         from gpt.trace.model import TraceModel
 
         if json:
@@ -79,7 +79,7 @@ class Drawing:
             output = None
         if shape is TimelineFormat.all and not output:
             raise UsageError("--format all writes files: -o says how their names begin")
-        self.kinds = RUNS | LOADS | SAVES | COSTS | NODES | RANGES
+        self.kinds = RUNS | LOADS | SAVES | COSTS | NODES | NODE_TIMES | RANGES
         self._stage, self._form, self._output = stage, shape or _find_form(output), output
         self._model = TraceModel(drains=True)
 

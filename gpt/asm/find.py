@@ -55,8 +55,16 @@ class Tool(NamedTuple):
 class Tools:
     """The installed ptxas, in search order. Each is run once, when it's first needed, to ask for its version."""
 
-    def __init__(self, given: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """Search for ptxas. Raises MissingError if `given` (--ptxas) isn't an executable."""
+    def __init__(
+        self,
+        given: str | None,
+        environment: Mapping[str, str] = os.environ,
+        hint: str = "give --ptxas FILE, or install one",
+    ) -> None:
+        """Search for ptxas. `hint` says what to do if there's none; the command that installs it follows. Raises
+        MissingError if `given` (--ptxas) isn't an executable.
+        """
+        self._hint = hint
         self._places = iter([_named(given, "--ptxas")] if given else _iter_places(environment))
         self._found: list[Tool] = []
         self._seen: set[str] = set()
@@ -96,7 +104,7 @@ class Tools:
             return first
         from gpt.base.install import install_command
 
-        how = f"give --ptxas FILE, or install one: {install_command('nvidia-cuda-nvcc')}"
+        how = f"{self._hint}: {install_command('nvidia-cuda-nvcc')}"
         raise MissingError(f"{self._failed or 'no ptxas'}: {how}")
 
     def _iter_tools(self) -> Iterator[Tool]:

@@ -1,9 +1,9 @@
 """Parse what bpftrace prints into events, line by line: JSON (`bpftrace -f json`) or text, complete or truncated.
 
-In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, lines without
-the tag that `begin` announces were forged or have another origin; recordings from earlier releases have no tag. A
-recording whose first line isn't JSON has none later: the maps and losses of JSON have no tag. Lines that make no sense
-are counted, including the last one if the input ends within it.
+In JSON every line is one object, so a program can't forge lines with the names of its kernels. In text, a name may have
+newlines: it goes on to the tag that `begin` announces, and a program can't know that. So nothing within a name counts,
+not even `Lost 5 events`, which bpftrace prints without a tag. A recording whose first line isn't JSON has none later.
+Lines that make no sense are counted, including the last one if the input ends within it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 MAX_LINE = 1 << 20  # bytes; the list of functions is the longest line
 LOST = re.compile(r"Lost (\d+) events")
-ENTRY = re.compile(r"@call\d+(?:_(\w+))?\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
-KINDS = {"begin": 2, "machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
+ENTRY = re.compile(r"@call\d+_(\w+)\[(\d+), (\d+), (\d+)\]: \((\d+(?:, -?\d+)*)\)")
+KINDS = {"machine": 3, "beat": 1, "exit": 2, "end": 1}  # words of simple lines
 QUIET = "Attaching "
+MAX_NAME = 1 << 10  # bytes of a line with a part of a name
 
 
 class Call(NamedTuple):
@@ -54,7 +55,7 @@ class UnderWay(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The words of a line `begin`, `machine`, `argv`, `command`, `functions`, `library`, `beat`, `exit` or `end`."""
+    """The words of a line `begin`, `machine`, `argv`, `functions`, `library`, `beat`, `exit` or `end`."""
 
     kind: str
     words: list[str]
@@ -79,19 +80,30 @@ def iter_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """Yield the events of lines; one without a newline was truncated, and is Strange."""
     tag: str | None = None
     is_json: bool | None = None  # not known yet
+    name = ""  # the beginning of a name with newlines
     for raw in lines:
-        whole, line = raw.endswith(b"\n"), raw.decode(errors="surrogateescape").rstrip("\n")
+        whole, line = raw.endswith(b"\n"), name + raw.decode(errors="surrogateescape").removesuffix("\n")
         if not line.strip():
             continue
         is_json = line.startswith("{") if is_json is None else is_json
+        name = f"{line}\n" if whole and not is_json and _goes_on(line, tag) else ""
+        if name:
+            continue
         if not whole:
             found: Iterable[Event] = [Strange(line)]
         else:
             found = _of_json(line, tag) if is_json and line.startswith("{") else _of_text(line, tag)
         for event in found:
             if tag is None and isinstance(event, Note) and event.kind == "begin":
-                tag = event.words.pop() if len(event.words) > KINDS["begin"] else ""
+                tag = event.words.pop()
             yield event
+    if name:
+        yield Strange(name)
+
+
+def _goes_on(line: str, tag: str | None) -> bool:
+    """Return whether a line is a name that continues in the next line."""
+    return line.startswith(f"name {tag} ") and not line.endswith(f" {tag}") and len(line) < MAX_NAME
 
 
 def _of_json(line: str, tag: str | None) -> Iterator[Event]:
@@ -126,7 +138,7 @@ def _of_text(line: str, tag: str | None) -> Iterator[Event]:
             yield Lost(_count(int(found[1])))
         except ValueError:
             yield Strange(line)
-    elif (found := ENTRY.fullmatch(line)) and (found[1] or "") == (tag or ""):
+    elif (found := ENTRY.fullmatch(line)) and found[1] == tag:
         start, *values = found[5].split(", ")
         try:
             pid, tid, function, began = (_count(int(word)) for word in (*found.groups()[1:4], start))
@@ -148,13 +160,12 @@ def _parse(line: str, tag: str | None) -> Event:
     kind, _, rest = line.partition(" ")
     if kind == "begin" and tag is None:
         words = rest.split()
-        if not 2 <= len(words) <= 3:
+        if len(words) != 3:
             raise ValueError
         return Note(kind, words)
-    if tag:
-        said, _, rest = rest.partition(" ")
-        if said != tag:
-            raise ValueError
+    said, _, rest = rest.partition(" ")
+    if said != tag:
+        raise ValueError
     if kind in ("call", "kernel"):
         words = rest.split()
         pid, tid, start, duration = (_count(int(word)) for word in words[:4])
@@ -164,11 +175,13 @@ def _parse(line: str, tag: str | None) -> Event:
             fields[name] = _word(int(value, 16))
         return Call(kind == "kernel", _id(pid), _id(tid), start, duration, _signed(int(words[4])), words[5], fields)
     if kind == "name":
-        pid_, tid_, start_, part, *text = rest.split(" ", 4)
-        return NamePart(int(pid_), int(tid_), int(start_), int(part), text[0] if text else "")
+        pid_, tid_, start_, part, text = rest.split(" ", 4)
+        if not text.endswith(f" {tag}"):
+            raise ValueError
+        return NamePart(int(pid_), int(tid_), int(start_), int(part), text.removesuffix(f" {tag}"))
     if kind in KINDS and len(words := rest.split()) == KINDS[kind]:
         return Note(kind, words)
-    if kind in ("argv", "command"):
+    if kind == "argv":
         return Note(kind, rest.split(" ", 1))
     if kind in ("functions", "library"):
         return Note(kind, [rest])

@@ -9,7 +9,7 @@ in a map haven't returned: they're printed with each `beat`, and by bpftrace its
     argv PID HEX                         how the process was started, the contents of /proc/PID/cmdline
     functions N SYMBOL WORDS , ...       keys of the maps: a word for each value, with * if that is an address
     call PID TID START NS RESULT SYMBOL FIELD=HEX ...
-    name PID TID START PART TEXT         the name that a call looks up, in parts of PART_BYTES
+    name PID TID START PART TEXT TAG     the name that a call looks up, in parts of PART_BYTES
     kernel PID TID START NS RESULT NAME FIELD=HEX ...
     beat NSECS
     exit PID NSECS
@@ -18,7 +18,8 @@ in a map haven't returned: they're printed with each `beat`, and by bpftrace its
 and the maps: `call` as the name, then a tuple of the start and the words, where words with * aren't known yet.
 
 Each line but `begin` has TAG, random hex digits, after the first word, and so have the names of maps: a kernel may be
-called "x\ncall 1 1 ...", and bpftrace prints that as it is, unless it writes JSON.
+called "x\ncall 1 1 ...", and bpftrace prints that as it is, unless it writes JSON. TAG also ends a name, because
+bpftrace's own lines, such as "Lost 5 events", have none.
 
 No text from outside gets into the program. Files are named by descriptor or by address (gpt.attach.driver), names of
 functions come from our own table, and everything is checked here for harmless characters before it's inserted.
@@ -174,7 +175,7 @@ def probe(path: str, number: int, function: DriverFunction, tag: str, pid: int |
         lines.append("  if (retval == 0) {")
         for part in range(PARTS):
             text = f"str($c.{len(kept)} + {part * PART_BYTES}, {PART_BYTES + 1})"
-            lines.append(f'    printf("name {tag} %d %d %llu {part} %s\\n", pid, tid, $c.0, {text});')
+            lines.append(f'    printf("name {tag} %d %d %llu {part} %s {tag}\\n", pid, tid, $c.0, {text});')
         lines.append("  }")
     lines += [
         f'  printf("call {tag} %d %d %llu %llu %lld {symbol}{fields}\\n",',

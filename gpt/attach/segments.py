@@ -10,7 +10,6 @@ but no `function` record. A process id that appears again after an `exit` is a n
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -101,8 +100,6 @@ class SegmentWriter:
                     self._keys = [(words[1], words[2:]) for words in lines]
                 case Note("argv", [pid, text]):
                     self._commands[int(pid)] = split_command(bytes.fromhex(text))
-                case Note("command", [pid, text]):  # written by earlier releases
-                    self._commands[int(pid)] = shlex.split(text)
                 case Note("beat", [at]):
                     self._now = _number(at)
                     self._under_way, self._printed = self._printed, []

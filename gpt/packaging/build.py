@@ -24,6 +24,7 @@ from distutils.command.install_data import install_data  # isort: skip
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 PACKAGED = Path("gpt", "_runtime")
+SNIPPETS = "snippets"
 PROBES = Path("gpt", "_probes")
 # On other platforms the package has no gpt-hook, but still reads, cuts and shows GPU code.
 HAS_RUNTIME = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -61,6 +62,27 @@ def make_runtime(folder: Path) -> None:
         sys.exit("setup: error: the runtime does not build: see above")
 
 
+def make_snippets(folder: Path) -> None:
+    """Compile the built-in probes into a folder. That takes our dependencies and ptxas, which `make setup` installs in
+    the checkout; without them the package works, but gpt-sass-probe needs a ptxas where it runs.
+    """
+    target, built = folder / SNIPPETS, TOP / PACKAGED / SNIPPETS
+    if built.exists():
+        shutil.copy(built, target)  # what it has isn't compiled again
+    python = TOP / ".venv" / "bin" / "python"
+    command = [python if python.exists() else sys.executable, "-m", "gpt.packaging.snippets", target]
+    environment = dict(os.environ)
+    if python.exists():
+        environment.pop("PYTHONPATH", None)  # pip's, which hides the packages of .venv
+    done = subprocess.run(command, cwd=TOP, env=environment, stderr=subprocess.PIPE, check=False)
+    said = done.stderr.decode(errors="replace")
+    if done.returncode:
+        target.unlink(missing_ok=True)
+        reason = (said.splitlines() or [""])[-1]
+        said = f"setup: warning: built-in probes aren't compiled: 'make setup' first ({reason})\n"
+    sys.stderr.write(said)
+
+
 class BuildPackage(build_py):
     """Adds the runtime and the probes to the package; an editable install uses them from the source tree."""
 
@@ -71,7 +93,10 @@ class BuildPackage(build_py):
             shutil.copy(HERE / "start.py", Path(self.build_lib) / START)
             shutil.copytree(TOP / "probes", Path(self.build_lib) / PROBES, dirs_exist_ok=True)
         if HAS_RUNTIME:
-            make_runtime((TOP if self.editable_mode else Path(self.build_lib).absolute()) / PACKAGED)
+            folder = (TOP if self.editable_mode else Path(self.build_lib).absolute()) / PACKAGED
+            make_runtime(folder)
+            if not self.editable_mode:  # where make does it
+                make_snippets(folder)
 
 
 class BuildScripts(build_scripts):

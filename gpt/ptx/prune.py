@@ -64,7 +64,15 @@ def blanked(module: Module, entries: Iterable[str]) -> bytes:
 
 def pruned(module: Module, entries: Iterable[str]) -> Module:
     """Keep only the items that these entries need. Raises GptError for a name that isn't a kernel with a body."""
-    kept = _kept(module, entries)
+    return _reduced(module, _kept(module, entries))
+
+
+def with_needed(module: Module, names: Iterable[str]) -> Module:
+    """Keep only these functions and the items that they need."""
+    return _reduced(module, _needing(module, names))
+
+
+def _reduced(module: Module, kept: list[Item]) -> Module:
     items, at = [], 0
     for item in kept:
         moved = at - item.start
@@ -77,14 +85,18 @@ def pruned(module: Module, entries: Iterable[str]) -> Module:
 
 
 def _kept(module: Module, entries: Iterable[str]) -> list[Item]:
-    """Return the remaining items, in order."""
+    """Return the items that these entries need, in order."""
     wanted = list(entries)
     kernels = {item.name for item in module.entries}
     for name in wanted:
         if name not in kernels:
             raise GptError(f"no kernel '{name}'", module.name)
-    named = needed(module, wanted)
-    return [item for item in module.items if item.kind not in _NAMING or not named.isdisjoint(item.names)]
+    return _needing(module, wanted)
+
+
+def _needing(module: Module, names: Iterable[str]) -> list[Item]:
+    found = needed(module, names)
+    return [item for item in module.items if item.kind not in _NAMING or not found.isdisjoint(item.names)]
 
 
 def needed(module: Module, names: Iterable[str]) -> set[str]:

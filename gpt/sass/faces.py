@@ -160,7 +160,7 @@ def _branch(word: int) -> str | None:
     return None if others else "bra"  # neither BRA.DIV nor a branch on a uniform predicate
 
 
-_FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name and operation
+FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name and operation
     ("LDG", 0x181): _access("ld.global"),
     ("STG", 0x186): _access("st.global"),
     ("LD", 0x180): _access("ld"),
@@ -210,7 +210,7 @@ _FACES: dict[tuple[str, int], Callable[[int], str | None] | str] = {  # by name 
 _WITHOUT = {  # no face yet, though a probe might look for them
     *("LDGMC", "STAS", "REDAS", "BMMA", "BGMMA", "TEX", "TLD", "TLD4", "SULD", "SUST", "SUATOM", "SURED", "BRXU"),
 }
-NAMES = {name for name, _ in _FACES} | _WITHOUT
+NAMES = {name for name, _ in FACES} | _WITHOUT
 UNIFORM = {"UBLKCP", "UBLKRED", "UBLKPF", "UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF"}  # executed once per warp
 OPCODES: dict[str, tuple[str, ...]] = {  # the first words of the faces that instructions of a name may have
     **dict.fromkeys(("LDG", "LD", "LDS", "LDL"), ("ld",)),
@@ -239,5 +239,5 @@ def find_face(one: Instruction) -> str | None:
     """
     if one.name not in NAMES or (one.guard.predicate == PT and one.guard.negated):
         return None
-    face = _FACES.get((one.name, one.opcode & OPERATION), "")
+    face = FACES.get((one.name, one.opcode & OPERATION), "")
     return face if isinstance(face, str) else face(one.word) or ""

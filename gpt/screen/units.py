@@ -30,8 +30,9 @@ def exact_count(number: float) -> str:
 
 
 def amount(number: int, noun: str) -> str:
-    """Return `1 call`, `1,000 calls`, `2 copies`, `2 launches`."""
-    plural = f"{noun[:-1]}ies" if noun[-1] == "y" else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    """Return `1 call`, `1,000 calls`, `2 copies`, `2 replays`, `2 launches`."""
+    changes = noun[-1] == "y" and noun[-2] not in "aeiou"
+    plural = f"{noun[:-1]}ies" if changes else f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

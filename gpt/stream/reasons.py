@@ -178,6 +178,20 @@ TABLE: dict[str, tuple[str, str]] = {
         "it was launched into a default stream of another context",
         "make the graph's context current before the launch, or use a stream of it",
     ),
+    # Times of a graph's nodes
+    "nodes_parallel": (
+        "its nodes don't run strictly one after another",
+        "'gpt-hook run -p block_sched' times the kernels of any graph",
+    ),
+    "nodes_memory": ("it has nodes that allocate or free memory", "allocate outside of the graph"),
+    "nodes_conditional": ("it has conditional nodes", "nothing: how often they run is unknown"),
+    "nodes_child": ("it has child graphs", "capture or add their nodes themselves"),
+    "nodes_host": ("it calls functions of the host", "call them outside of the graph"),
+    "nodes_other": ("it has nodes other than kernels, copies and memsets", "make it without them"),
+    "nodes_device": ("it can be launched from the device", "make it without the flag for device launches"),
+    "nodes_changed": ("the program changed one of its nodes, which could not be repeated", _REBUILD),
+    "nodes_refused": ("the driver refused a copy of it with events", "nothing: its own call went through"),
+    # Nodes with probes
     "node_refused": ("the driver refused its node with probes", _KEEP),
     "node_context": ("its node belongs to another context than the graph", "use one context in a graph"),
     "node_updatable": ("the device may change its node", "make the node without the attribute for device updates"),

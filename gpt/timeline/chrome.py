@@ -23,6 +23,7 @@ from gpt.timeline.tracks import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    NODE,
     RANGE,
     STREAM,
     THREAD,
@@ -38,7 +39,7 @@ from gpt.timeline.tracks import (
 from gpt.trace.calls_store import NO_DEVICE
 
 NAMES = {CALL: "cuda_driver", IOCTL: "ioctl", KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset",
-         RANGE: "user_annotation"}  # fmt: skip
+         RANGE: "user_annotation", NODE: "graph_node"}  # fmt: skip
 WINDOW = 1 << 14  # spans formatted at once
 OTHERS = 1 << 32
 

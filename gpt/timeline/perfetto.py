@@ -24,6 +24,7 @@ from gpt.timeline.tracks import (
     CATEGORIES,
     CORRELATION,
     KERNEL,
+    NODE,
     RANGE,
     SHAPE,
     STREAM,
@@ -232,7 +233,7 @@ class _Writer:
         kernels = (spans["category"] == KERNEL) & (calls["grid_x"] > 0)
         size = _field(event, "extra_data"), self._size(calls["bytes"])
         fields = (
-            wire.number(_field(event, "event_id"), source + 1),
+            wire.where(spans["category"] != NODE, wire.number(_field(event, "event_id"), source + 1)),
             wire.number(_field(event, "duration"), spans["end"] - spans["begin"]),
             _repeated(keys, same),
             wire.where(callers >= 0, wire.number(_field(event, "submission_id"), callers + CORRELATION)),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpt.screen.demangle import readable
 from gpt.timeline.counters import Copies, Counter, find_callers
+from gpt.timeline.nodes import iter_nodes
 from gpt.timeline.saved import SavedFinder, SavedSpans
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.modules import describe_path, find_paths
@@ -34,8 +35,9 @@ MOST_PID = 1 << 31  # viewers use signed numbers of 32 bits
 # Number of the first call. HTA 0.5 with pandas 3 stores row numbers in as few bits as these numbers take.
 CORRELATION = 1 << 16
 
-# `source` is an index into the calls, GPU times or ranges. An `open` span has no end in the trace, and is drawn
-# until the last one of its process. `fact` is an index into the facts about saved data, 0 for none.
+# `source` is an index into the calls, GPU times or ranges; for a node of a graph, it's the replay's GPU time. An `open`
+# span has no end in the trace, and is drawn until the last one of its process. `fact` is an index into the facts about
+# saved data, 0 for none.
 SPAN = np.dtype(
     [
         ("begin", "<i8"),
@@ -48,8 +50,8 @@ SPAN = np.dtype(
         ("open", "?"),
     ]
 )
-CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range")
-CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE = range(len(CATEGORIES))
+CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range", "node")
+CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE, NODE = range(len(CATEGORIES))
 KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in drawing order
 RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
 FIELDS = ("function", "bytes", "stream", "object", "stamp")  # fields of calls
@@ -130,6 +132,7 @@ def make_timeline(model: TraceModel) -> Timeline:
     saved = finder.find()
     maker.add_calls(calls, saved)
     maker.add_gpu_times(gpu, saved)
+    maker.add_nodes(gpu, saved)
     marks = maker.add_ranges()
     maker.add_gaps()
     spans, tracks = maker.lay_out()
@@ -232,6 +235,24 @@ class _Maker:
             gpu[kernels], "function", lambda process, id_: self._kernel(process.kernels().get(id_, f"#{id_}"))
         )
         spans["name"][kernels], spans["category"][kernels] = names, KERNEL
+
+    def add_nodes(self, gpu: npt.NDArray[np.void], saved: SavedSpans) -> None:
+        """Add the nodes of replays, which go to a lane below their replay."""
+        known: dict[tuple[tuple[str, str], ...], int] = {}
+        for nodes in iter_nodes(self._model, gpu):
+            row = gpu[nodes.row]
+            spans = np.zeros(len(nodes.names), SPAN)
+            spans["begin"], spans["end"], spans["source"] = nodes.begins, nodes.ends, nodes.row
+            track = Track(int(row["process"]), STREAM, int(row["device"]), int(row["stream"]))
+            spans["track"], spans["category"] = self._track(track), NODE
+            spans["name"] = [self._number(self._kernel(name)) for name in nodes.names]
+            for at, facts in enumerate(nodes.facts):
+                key = tuple(facts.items())
+                if key not in known:
+                    known[key] = len(saved.facts)
+                    saved.facts.append({**facts})
+                spans["fact"][at] = known[key]
+            self._spans.append(spans)
 
     def add_ranges(self) -> list[Mark]:
         """Add NVTX ranges; pushed ranges go to their thread's track. Returns the marks."""

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from gpt.base.errors import MalformedError
 from gpt.stream import records
+from gpt.stream.reasons import Reason
+from gpt.trace.node_times import NodeTimes, TimedReplay
 from gpt.trace.rows import Rows
 
 MOST = (1 << 63) - 1  # a graph with more launches makes no sense
@@ -70,6 +72,7 @@ class Graphs:
     """The graphs of a segment, and calls that may be launches of graphs."""
 
     def __init__(self) -> None:
+        self.times = NodeTimes()
         self._graphs: dict[int, list[GraphContents]] = {}  # by handle
         self._calls: dict[int, list[tuple[Column, Column]]] = {}  # by api: handle and start of each
         self._nodes: dict[int, dict[int, list[NodeOrigins]]] = {}  # by handle, and by the time stamp of the graph
@@ -106,6 +109,19 @@ class Graphs:
         functions, counts = np.unique(found.functions, return_counts=True)
         told = dict(zip(functions.tolist(), counts.tolist(), strict=True))
         return found if told == +graph.kernels else None  # another graph's, or incomplete
+
+    def timed(self, handle: int, graph: GraphContents) -> list[TimedReplay]:
+        """Return the replays of a graph whose nodes were timed, oldest first."""
+        return self.times.of(handle, *self._period(handle, graph))
+
+    def untimed(self, handle: int, graph: GraphContents) -> Reason | None:
+        """Return why the nodes of a graph weren't timed, or None."""
+        return self.times.reason(handle, *self._period(handle, graph))
+
+    def _period(self, handle: int, graph: GraphContents) -> tuple[int, int | None]:
+        """Return the time stamps from and until which a handle refers to a graph."""
+        later = (other.since for other in self.of(handle) if other.since > graph.since)
+        return graph.since, min(later, default=None)
 
     def add_calls(self, api: int, calls: Rows) -> None:
         """Add calls with an `object`, which is a handle if the function launches graphs."""

@@ -18,4 +18,5 @@ SITES = frozenset(("call_site", "stack"))  # where calls came from
 SAMPLES = frozenset(("sample", "stack"))  # what the host did
 TENSORS = frozenset(("tensor", "tensor_end"))
 NODES = frozenset(("graph_nodes",))  # which calls created the nodes of graphs
+NODE_TIMES = frozenset(("node_times", "untimed"))
 RANGES = frozenset(("range", "range_end"))  # NVTX

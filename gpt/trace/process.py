@@ -229,6 +229,10 @@ class Process:
                 self.graphs.add_graph(record)
             case "graph_nodes":
                 self.graphs.add_nodes(record)
+            case "node_times":
+                self.graphs.times.add(record)
+            case "untimed":
+                self.graphs.times.add_untimed(record)
             case "library":
                 self.libraries[record["path"]] = record
             case "module":

@@ -122,7 +122,9 @@ static bool step(struct walk *walk, const char *word, bool own) {
     struct stat status;
     size_t size = strlen(walk->text);
     int next = open_word(walk, word);
-    if (next < 0 || fstat(next, &status)) {
+    if (next < 0)
+        return false;
+    if (fstat(next, &status)) {
         close(next);
         return false;
     }

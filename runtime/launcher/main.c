@@ -192,6 +192,7 @@ static int run(int argc, char **argv) {
     set("GPT_HOOK_SAMPLE_HOST", request.sample_host);
     set("GPT_HOOK_IOCTL", request.ioctls ? "1" : NULL);
     set("GPT_HOOK_GPU_TIME", request.gpu_time ? "1" : NULL);
+    set("GPT_HOOK_NODE_TIMES", request.node_times);
     set("GPT_HOOK_DISABLED", request.disabled ? "1" : NULL);
     set(GPT_CONTROL, request.control ? getenv("GPT_HOOK_RUN") : NULL);
     set("GPT_HOOK_MODULES", NULL);

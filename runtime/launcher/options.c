@@ -36,6 +36,7 @@ static const char HELP[] =
     "                         exceeds this\n"
     "      --gpu-time         time kernels, copies and memsets on the GPU, with two\n"
     "                         events each\n"
+    "      --node-times 1/N   also time each node in one of N replays of a graph\n"
     "      --ioctl            record the driver's ioctls\n"
     "      --layers           record which module of a PyTorch model launches what\n"
     "      --tensors          let Python programs import gpt.tensors from any\n"
@@ -93,6 +94,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"stacks", required_argument, NULL, 't'},
         {"sample-host", required_argument, NULL, 'H'},
         {"gpu-time", no_argument, NULL, 'g'},
+        {"node-times", required_argument, NULL, 'N'},
         {"ioctl", no_argument, NULL, 'i'},
         {"tensors", no_argument, NULL, 'T'},
         {"layers", no_argument, NULL, 'L'},
@@ -159,6 +161,10 @@ static void parse_options(struct request *request, int argc, char **argv) {
             request->replacements = optarg;
             break;
         case 'g':
+            request->gpu_time = true;
+            break;
+        case 'N':
+            request->node_times = check_sample("--node-times", optarg);
             request->gpu_time = true;
             break;
         case 'p':
@@ -246,6 +252,8 @@ static void check_request(struct request *request) {
         fail(USAGE, "--max-disk", "less than 1M has no room for a trace");
     if (request->sample_host)
         check_rate("--sample-host", request->sample_host);
+    if (request->node_times && (request->probing.probe_count || request->probing.jit))
+        fail(USAGE, "--node-times", "not with probes: block_sched times their kernels, in graphs too");
     if (request->stacks)
         check_calls("--stacks", request->stacks);
     request->simulated = !strcmp(request->device, "sim");

@@ -9,7 +9,8 @@
 
 struct request {
     const char *output, *calls, *stacks, *device, *modules, *replacements, *sample_host;
-    const char *disk; // bytes, or NULL
+    const char *disk;       // bytes, or NULL
+    const char *node_times; // N of 1/N, or NULL
     bool force, quiet, gpu_time, ioctls, simulated, control, disabled, tensors, layers;
     struct probing probing;
     char **command; // and its arguments

@@ -7,6 +7,8 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #include "../common/cache.h"
+#include "../common/private.h"
 #include "launcher.h"
 #include "probe.h"
 
@@ -338,11 +341,11 @@ const char *check_size(const char *option, const char *text) {
     return bytes;
 }
 
-static const char *check_sample(const char *text) {
+const char *check_sample(const char *option, const char *text) {
     const char *rest = !strncmp(text, "1/", 2) ? text + 2 : text;
-    check_number("--sample", rest, false);
+    check_number(option, rest, false);
     if (!strtoull(rest, NULL, 10))
-        fail(USAGE, "--sample", "not a share: '%s' (as 1/10)", text);
+        fail(USAGE, option, "not a share: '%s' (as 1/10)", text);
     return rest;
 }
 
@@ -423,7 +426,7 @@ const char *use_probing(const struct probing *probing) {
     if (checked.count)
         check_number("--launch-count", checked.count, false);
     if (checked.sample)
-        checked.sample = check_sample(checked.sample);
+        checked.sample = check_sample("--sample", checked.sample);
     if (checked.detail)
         check_number("--detail", checked.detail, false);
     if (checked.memory)
@@ -438,9 +441,16 @@ const char *use_probing(const struct probing *probing) {
         return NULL;
     const char *keep = getenv("GPT_KEEP");
     if (keep && *keep) { // the stages run in another folder, and nobody sees their messages
+        static struct gpt_distrust why;
+        static char inside[PATH_MAX]; // the stages make folders there, so its parent may be /tmp
         setenv("GPT_KEEP", keep = absolute(keep), 1);
-        if ((mkdir(keep, 0700) && errno != EEXIST) || access(keep, W_OK | X_OK))
+        snprintf(inside, sizeof(inside), "%s/.", keep);
+        int folder = gpt_open_private(inside, true, &why);
+        if (folder < 0 && *why.reason)
+            fail(BAD, "GPT_KEEP", "'%s': %s", why.where, why.reason);
+        if (folder < 0 || faccessat(folder, ".", W_OK | X_OK, 0))
             fail(BAD, "GPT_KEEP", "'%s': %s", keep, strerror(errno));
+        close(folder);
     }
     if (probing->benchmark && !probing->quiet)
         fputs("gpt-hook: warning: --benchmark runs each kernel twice: a kernel that works in place gives "

@@ -34,6 +34,8 @@ const char *name_probes(const struct probing *probing); // their names, separate
 // Return the bytes of a size such as 512M as text, or fail.
 const char *check_size(const char *option, const char *text);
 
+const char *check_sample(const char *option, const char *text); // return N of 1/N or N, or fail
+
 void set(const char *name, const char *value); // sets a variable for the hook; NULL: removes it
 
 #endif

@@ -43,7 +43,7 @@ API cuEventDestroy_v2(void *event) {
 // Return the work that an event waits for, or NULL if the event has been reached.
 static struct work *pending(struct event *event) {
     if (event->pending && event->pending->done) {
-        event->time = event->pending->time;
+        event->time = event->reached ? event->reached : event->pending->time;
         sim_release_work(event->pending);
         event->pending = NULL;
     }
@@ -55,6 +55,7 @@ void sim_record(struct event *event, struct stream *stream) {
     if (event->pending)
         sim_release_work(event->pending);
     event->capture = 0;
+    event->reached = 0;
     event->time = sim_now();
     event->pending = stream->queue->first ? sim_hold_work(stream->queue->last) : NULL;
 }

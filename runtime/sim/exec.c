@@ -300,8 +300,8 @@ static bool lacks_memory(const struct operation *operation) {
 }
 
 // Launch a graph; takes over the list. Launches of the same executable graph run one after another. If work
-// in a graph waits for an event, the whole graph waits before it begins; events in it are reached when it
-// ends.
+// in a graph waits for an event, the whole graph waits before it begins. Waits for events in a graph end with
+// the graph, but their times are when the graph got to them.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))

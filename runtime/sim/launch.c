@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "queue.h"
 #include "run.h"
 
 static CUresult refuse_size(const struct function *function, const char *fact, uint64_t given,
@@ -336,6 +337,12 @@ static CUresult run(struct context *context, struct operation *operation, uint64
                 return status;
         }
         break;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
+        LOCKED;
+        if (is_there(operation->event))
+            ((struct event *)operation->event.object)->reached = sim_now();
+        break;
+    }
     case CU_GRAPH_NODE_TYPE_MEM_FREE: {
         LOCKED;
         return sim_free(operation->memory);

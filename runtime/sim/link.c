@@ -1,7 +1,8 @@
 // Links PTX to PTX: the result is one module with the contents of all, which loads like any other. If two
-// modules use the same local name, one is renamed. An `.extern` declaration is dropped if another module has
-// the definition, and the first of several `.weak` definitions is kept. Cubins, and files with only cubins,
-// can't be linked, because the device runs none. A static library is taken to be CUDA's device runtime.
+// modules use the same local name, one is renamed. An `.extern` declaration is dropped if an earlier module
+// has the definition; if a later one has it, its head is declared instead, because PTX declares names before
+// they are used. The first of several `.weak` definitions is kept. Cubins, and files with only cubins, can't
+// be linked, because the device runs none. A static library is taken to be CUDA's device runtime.
 //
 // This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. Linking
 // means cutting pieces out of several texts and renaming them, and a request to gpt-asm holds only one text.
@@ -64,6 +65,7 @@ struct symbol {
     size_t size;
     const struct part *part;
     const char *start, *end; // its declaration
+    bool function;
     enum { LOCAL, EXTERN, WEAK, VISIBLE } linkage;
 };
 
@@ -106,7 +108,7 @@ static bool read_declaration(struct text *reader, const struct part *part, struc
     } while (!(depth == 0 && (is_token(reader, ";") || (function && is_token(reader, "}")))) &&
              next_token(reader));
     for (size_t i = first; i < symbols->count; i++)
-        symbols->all[i].end = reader->at;
+        symbols->all[i].end = reader->at, symbols->all[i].function = function;
     return true;
 }
 
@@ -169,6 +171,23 @@ static const struct symbol *find_symbol(const struct symbols *symbols, const str
     return NULL;
 }
 
+// Declare what a later module defines: the head of a function, or a variable without its value.
+static void write_head(FILE *out, const struct symbol *defined) {
+    struct text reader = {.at = defined->start, .end = defined->end};
+    int depth = 0;
+    for (const char *at = reader.at; next_token(&reader); at = reader.at) {
+        if (!depth && (is_token(&reader, "{") || is_token(&reader, "=") || is_token(&reader, ";")))
+            break;
+        depth += is_token(&reader, "(") - is_token(&reader, ")");
+        bool linking = is_token(&reader, ".visible") || is_token(&reader, ".weak");
+        if (linking && !defined->function)
+            fputs(".extern", out);
+        else
+            fwrite(at, 1, (size_t)(reader.at - at), out);
+    }
+    fputs(";\n", out);
+}
+
 // Write a module's declarations, except the redundant ones.
 static void write_part(FILE *out, const struct symbols *symbols, const struct part *part, const char *from,
                        int number) {
@@ -190,6 +209,12 @@ static void write_part(FILE *out, const struct symbols *symbols, const struct pa
         if (!left && !renamed)
             continue;
         fwrite(written, 1, (size_t)(reader.token - written), out);
+        for (size_t i = 0; i < symbols->count && left && left->linkage == EXTERN; i++) {
+            const struct symbol *symbol = &symbols->all[i], *defined = find_same(symbols, symbol, false);
+            if (symbol->start == left->start && defined && defined->linkage != LOCAL &&
+                !find_same(symbols, symbol, true))
+                write_head(out, defined);
+        }
         if (renamed)
             fprintf(out, "%.*s$%d", (int)reader.size, reader.token, number);
         written = reader.at = left ? left->end : reader.at;

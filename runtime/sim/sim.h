@@ -410,7 +410,8 @@ struct stream {
 struct event {
     struct object object;
     unsigned flags;
-    uint64_t time; // ns, when it completed; 0: never recorded
+    uint64_t time;    // ns, when it completed; 0: never recorded
+    uint64_t reached; // ns, when a graph in `pending` got to it; 0: not yet
     struct work *pending;
     uint64_t capture; // the capture it was recorded in, or 0
     struct nodes last;

@@ -87,6 +87,31 @@ def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
     assert rows(found, "layer", "gpu_total") == {"layers.0": (12 * MS,), "layers.1": (6 * MS,)}
 
 
+def node_times(start: float, durations: list[int], pause: int = 0) -> dict:
+    """Return the times of CAPTURED's nodes and of a copy captured in layers.0.mlp, in ms."""
+    count = len(durations)
+    return records.make("node_times", exec=EXEC, thread=2, start=at(start), begin=at(start), pause=pause,
+                        types=[0, 0, 0, 1][:count], functions=[1, 2, 1, 0][:count], threads=[1] * count,
+                        calls=[at(ms) for ms in (1.5, 2.5, 3.5, 2.6)][:count], early=[0] * count, begins=[0] * count,
+                        durations=[ms * MS + pause for ms in durations])  # fmt: skip
+
+
+def test_a_replay_is_split_by_the_times_of_its_nodes():
+    eager = launches((1, 1.2, 1)), times((1, 1.2, 1, 1, 3), (2, 50, 2, 0, 20), (2, 80, 2, 0, 20))
+    copied = [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]
+    timed = node_times(50, [1, 2, 3, 1], 500), node_times(80, [2, 2, 3, 6], 500)
+    given = *eager, graph(5, CAPTURED, operations=copied), replays((2, 50), (2, 80)), LAYERED, *timed
+    found = by("module", *given)
+    assert rows(found, "module", "launches", "gpu_total", "split") == {
+        "layers.N.attn": (5, 21 * MS, 0), "layers.N.mlp": (2, 22 * MS, 0),
+    }  # fmt: skip
+    assert found.verdicts["by_module"][0].startswith("40.0ms of replays split in proportion to the times of their")
+    assert rows(by("layer", *given), "layer", "gpu_total") == {"layers.0": (31 * MS,), "layers.1": (12 * MS,)}
+    assert rows(by("kernel", *given), "kernel", "gpu_total") == {
+        "k1": (21 * MS,), "k2": (8 * MS,), "(memcpy)": (14 * MS,),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("operations", [[], [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]])
 def test_a_replay_that_cannot_be_split_is_a_row(operations):
     eager = launches((1, 1.2, 1)), times((1, 1.2, 1, 1, 3), (2, 50, 2, 0, 14))

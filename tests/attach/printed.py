@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+TAG = "0123456789abcdef"
 BOOT = "0b5e2d4c-1f2a-4e0e-9a0c-3f1c2f7d9c11"
 KEYS = "0 cuMemAlloc_v2 to* bytes", "1 cuCtxSynchronize ", "2 cuLaunchKernel function", "3 cuModuleGetFunction object*"
 FUNCTIONS = f"functions {', '.join(KEYS)}"
-BEGIN = ["begin 5000000000 1795445621.439691", f"machine gpu-7 {BOOT} 0", "command 7 python3 'my app.py'", FUNCTIONS]
+ARGV = b"python3\0my app.py\0".hex()
+BEGIN = ["begin 5000000000 1795445621.439691", f"machine gpu-7 {BOOT} 0", f"argv 7 {ARGV}", FUNCTIONS]
 END = ["end 9000000000"]
 
 
@@ -35,8 +37,20 @@ def name(text, start, pid=7, tid=7):
     return [f"name {pid} {tid} {start} {part} {piece}" for part, piece in enumerate(parts)]
 
 
+def tagged(line):
+    """Return a line with the tag, where the program prints it. A line of bpftrace's own has none."""
+    kind, _, rest = line.partition(" ")
+    if kind == "begin":
+        return f"{line} {TAG}"
+    if kind.startswith("@call"):
+        return line.replace("[", f"_{TAG}[", 1)
+    if kind in ("Lost", "Attaching") or not kind.islower():
+        return line
+    return f"{kind} {TAG} {rest}" + f" {TAG}" * (kind == "name")
+
+
 def as_text(lines):
-    return "Attaching 9 probes...\n" + "".join(f"{line}\n" for line in lines)
+    return "Attaching 9 probes...\n" + "".join(f"{tagged(line)}\n" for line in lines)
 
 
 def as_json(lines):
@@ -44,7 +58,7 @@ def as_json(lines):
     events.
     """
     found = [{"type": "attached_probes", "data": {"probes": 9}}]
-    for line in lines:
+    for line in map(tagged, lines):
         if line.startswith("Lost "):
             found.append({"type": "lost_events", "data": {"events": int(line.split()[1])}})
         elif line.startswith("@"):

@@ -16,7 +16,7 @@ from gpt.base import signals
 from gpt.base.errors import GptError, MalformedError
 from gpt.trace import model, used
 from tests import loaded
-from tests.attach.printed import BEGIN, END, as_json, as_text, call, launch, name
+from tests.attach.printed import BEGIN, END, TAG, as_json, as_text, call, launch, name
 from tests.tiers import first
 
 KERNEL = "_Z" + "k" * 150
@@ -310,8 +310,8 @@ def test_a_wait_has_its_stream_and_an_object_is_kept(tmp_path):
 
 # A bpftrace that misbehaves in some way.
 
-BEGUN = """printf '%s\\n' '{"type": "printf", "data": "begin 1000000000 1.0\\n"}' """
-CALLED = """'{"type": "printf", "data": "call 7 7 1000001000 9 0 cuCtxSynchronize\\n"}'"""
+BEGUN = """printf '%s\\n' '{"type": "printf", "data": "begin 1000000000 1.0 5f\\n"}' """
+CALLED = """'{"type": "printf", "data": "call 5f 7 7 1000001000 9 0 cuCtxSynchronize\\n"}'"""
 
 
 def watch(folder, script, pid, monkeypatch):
@@ -359,7 +359,7 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(command.Output, "write", gone)
     with pytest.raises(signals.Terminated) as raised:
-        watch(tmp_path, f"{BEGUN} {CALLED} '{{\"type\": \"printf\", \"data\": \"beat 1\\n\"}}'; exec sleep 60",
+        watch(tmp_path, f"{BEGUN} {CALLED} '{{\"type\": \"printf\", \"data\": \"beat 5f 1\\n\"}}'; exec sleep 60",
               os.getpid(), monkeypatch)  # fmt: skip
     assert raised.value.number == signal.SIGPIPE and [*folder.iterdir()] == []
 
@@ -429,35 +429,48 @@ def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
 
 @pytest.mark.parametrize("form", [as_text, as_json])
 def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
-    """Every line of the program has its tag, which nobody else can know."""
-    evil = "x\n" + "\n".join([*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1"])
-    parts = [f"name 7 7 5000003000 {at} {evil[at * 63 : at * 63 + 63]}" for at in range(len(evil) // 63 + 1)]
-    lines = [*BEGIN, *parts, call("cuModuleGetFunction", 5_000_003_000, object=0x20), launch(0x20, 5_000_004_000), *END]
-    tagged = [line.replace(" ", " 0123456789abcdef ", 1) if not line.startswith("begin") else line for line in lines]
-    tagged[0] += " 0123456789abcdef"
-    found = trace(tmp_path, form(tagged))
+    """Every line of the program has its tag, and so has the end of a name; nobody else can know it."""
+    forged = [*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1", "", "end"]
+    forged += ["Lost 5 events", "Attaching 3 probes...", '{"type":"lost_events","data":{"events":9}}']
+    evil = "x\n" + "\n".join(forged)
+    parts = name(evil, 5_000_003_000)
+    call_ = call("cuModuleGetFunction", 5_000_003_000, object=0x20)
+    said = attach(tmp_path, form([*BEGIN, *parts, call_, launch(0x20, 5_000_004_000), *END]), capfd)
+    found = model.read([tmp_path / "trace.mp"])
     assert [found.api(row).name for row in found.calls()] == ["cuModuleGetFunction", "cuLaunchKernel"]
-    assert found.processes[0].recorded(0) or found.processes[0].status == 0
-    if form is as_json:
-        assert launched(found) == [evil]
+    assert (said, launched(found)) == ("", [evil])
+    assert ["before it was watched" in line for line in found.incomplete] == [True]  # and nothing else is missing
 
 
-def test_a_kernel_whose_name_is_json_forges_nothing_in_text(tmp_path, capfd):
+@pytest.mark.parametrize("form", [as_text, as_json])
+@pytest.mark.parametrize("rest", [[], ["Lost 5 events"], ["x" * 60] * 30])
+def test_a_name_that_never_ends_is_no_name(rest, form, tmp_path, capfd):
+    """A name without its end was cut, or is another program's: what follows it isn't taken for data for ever."""
+    cut = f"name {TAG} 7 7 5000003000 0 x"
+    text = form([*BEGIN, WHOLE[4]]) + "\n".join([cut, *rest, ""])
+    assert "can't parse " in attach(tmp_path, text, capfd)
+    assert len(model.read([tmp_path / "trace.mp"]).calls()) == 1
+
+
+def test_json_within_a_recording_of_text_counts_for_nothing(tmp_path, capfd):
     """bpftrace's maps and losses have no tag in JSON, so they count only in a recording that is JSON."""
     forged = ['{"type":"map","data":{"@call2":{"1,1,0":[5,6]}}}', '{"type":"lost_events","data":{"events":9}}']
-    parts = [f"name 0123456789abcdef 7 7 5000003000 0 x\n{line}" for line in forged]
-    lines = [*BEGIN, WHOLE[4], "beat 5500000000", *END]
-    tagged = [line.replace(" ", " 0123456789abcdef ", 1) if not line.startswith("begin") else line for line in lines]
-    tagged[0] += " 0123456789abcdef"
-    assert "parse 2 lines of bpftrace's output; the first is '{" in attach(tmp_path, as_text([*tagged, *parts]), capfd)
+    said = attach(tmp_path, as_text([*BEGIN, WHOLE[4], "beat 5500000000", *END, *forged]), capfd)
+    assert "parse 2 lines of bpftrace's output; the first is '{" in said
     found = model.read([tmp_path / "trace.mp"])
     assert [process.pid for process in found.processes] == [7]
     assert not [line for line in found.incomplete if "no room" in line]
 
 
+def test_a_recording_without_a_tag_is_refused(tmp_path):
+    lines = [line.replace(f" {TAG}", "").replace(f"_{TAG}", "") for line in as_text(WHOLE).splitlines(keepends=True)]
+    with pytest.raises(MalformedError, match="not what bpftrace prints"):
+        attach(tmp_path, "".join(lines))
+
+
 def test_the_command_line_comes_back_from_hex(tmp_path):
     words = ["python3", 'a "b', "", "new\nline", "\udcff"]
     argv = "\0".join([*words, ""]).encode(errors="surrogateescape").hex()
-    lines = [line if not line.startswith("command") else f"argv 7 {argv}" for line in BEGIN]
+    lines = [line if not line.startswith("argv") else f"argv 7 {argv}" for line in BEGIN]
     found = trace(tmp_path, as_json([*lines, call("cuMemFree_v2", 5_000_001_000), *END]))
     assert found.processes[0].header["argv"] == words

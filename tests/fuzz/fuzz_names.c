@@ -11,6 +11,7 @@ _Atomic bool hook_recording;
 static const struct order no_order;
 const struct order *_Atomic hook_last_order = &no_order;
 bool hook_has_tsc, hook_gpu_time;
+uint64_t hook_node_times;
 _Atomic bool hook_probing;
 const char *hook_stacks;
 bool hook_has_probed(void) { return hook_probing; }

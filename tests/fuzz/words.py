@@ -19,7 +19,7 @@ JSON = rb"""
     {"$pairs":[[{},1]]} {"$map":1} "\ud800" "\u0000"
 """.split()
 BPFTRACE = rb"""
-    call kernel name beat begin end exit argv command functions machine library Lost events @call1[7, @call0_ ]: (5 , -1
-    cuMemFree_v2 bytes= function=20 rows=ffffffffffffffff object=0 \xff
+    call kernel name beat begin end exit argv functions 0123456789abcdef machine library Lost events
+    @call1_0123456789abcdef[7, @call0_ ]: (5 , -1 cuMemFree_v2 bytes= function=20 rows=ffffffffffffffff object=0 \xff
 """.split()
 BPFTRACE += [b"\n", b" "]

@@ -2,7 +2,8 @@
 probe.
 
     light.py make OUT NAME=CHECKOUT...    weaves with the probes and weaver of each checkout; needs triton, but no GPU
-    light.py run OUT                      runs the results on the first GPU, and prints a table; needs only numpy
+    light.py run OUT                      runs the results on the first GPU, prints a table, and leaves all times in
+                                          light.json; needs only numpy
 
 Kernels and shapes are fixed here. A time covers 20 launches in a row, between two events. Each round times all
 versions of a kernel one after the other, in varying order; the result is the median over the rounds. The plain kernel
@@ -12,6 +13,7 @@ is loaded twice, and differences smaller than the one between its two medians me
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import pickle
 import random
@@ -172,8 +174,8 @@ class Gpu:
         return ms.value * 1000 / TIMES
 
 
-def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> dict[Any, float]:
-    """Return the median time of each version of a kernel, µs."""
+def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> dict[Any, list[float]]:
+    """Return the time of each version of a kernel in each round, in us."""
     name, threads, shared, params, versions = made
     grid, given = SHAPES[job]
     blocks = grid[0] * (grid[1] if len(grid) > 1 else 1)
@@ -201,7 +203,7 @@ def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> 
         random.shuffle(order)
         for key in order:
             found[key].append(gpu.time(launches[key]))
-    return {key: statistics.median(times) for key, times in found.items()}
+    return found
 
 
 def run(out: Path) -> None:
@@ -213,9 +215,12 @@ def run(out: Path) -> None:
     index = np.random.default_rng(1).permutation(N).astype(np.int32).tobytes()
     gpu.call("cuMemcpyHtoD_v2", data["index"], index, ctypes.c_size_t(len(index)))
     ratios: dict[Any, list[float]] = {}
+    raw: dict[str, dict[str, list[float]]] = {}
     print(f"{gpu.name}: {ROUNDS} rounds of {TIMES} launches; ratio to plain")
     for job in SHAPES:
-        times = measure(gpu, job, made[job], data)
+        measured = measure(gpu, job, made[job], data)
+        raw[job] = {" ".join([key[0], *map(told_as, key[1])]): rounds for key, rounds in measured.items()}
+        times = {key: statistics.median(rounds) for key, rounds in measured.items()}
         plain = times["plain", ()]
         names = [key for key in times if key[0] != "plain"]
         for key in names:
@@ -225,6 +230,8 @@ def run(out: Path) -> None:
     for key, found in ratios.items():
         name = f"{key[0]} {', '.join(map(told_as, key[1]))}"
         print(f"{name:60} mean {statistics.mean(found):.4f}  worst {max(found):.4f}")
+    path = Path(os.environ.get("GPT_GPU_OUT", out)) / "light.json"
+    path.write_text(json.dumps({"gpu": gpu.name, "us": raw}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

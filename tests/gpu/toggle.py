@@ -3,15 +3,17 @@
     python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
 
 "Off" is recorded without probes, "on" with them (`gpt-hook ctl PID probe`). Each period with probes lies between two
-without, and is compared with their mean; the difference between those two is the noise. A period has two figures: the
-median of its steps, and their lower quartile, which other work on the machine disturbs less. Results must be the same
-bits, and no launch or buffer may be missing. Prints a table, and writes the raw figures to toggle.json.
+without, and is compared with their mean; the difference between those two is the noise. "From" and "to" are the 95 %
+confidence interval of the median over the pairs. A period has two figures: the median of its steps, and their lower
+quartile, which other work on the machine disturbs less. Results must be the same bits, and no launch or buffer may be
+missing. Prints a table, and writes the raw figures to toggle.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import statistics
 import subprocess
@@ -144,23 +146,33 @@ def period(running: Running, kind: Kind, probe: str | None) -> dict[str, Any]:
             "probed": after[1] - probed, "bytes": size, "cpu": running.cpu() - cpu}  # fmt: skip
 
 
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median: two of the values, chosen by rank."""
+    ranked = sorted(values)
+    low = max(0, int((len(ranked) - 1.96 * math.sqrt(len(ranked))) / 2))
+    return ranked[low], ranked[-1 - low]
+
+
 def quartile(times: list[float]) -> float:
     return statistics.quantiles(times, n=4)[0]
 
 
 def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
-    """Return medians over the pairs, in us: a step without probes, a step with them, the difference per probed launch,
-    and the same difference between two steps without probes.
+    """Return medians over the pairs, in us: a step without probes, a step with them, the difference per probed launch
+    with its confidence interval, and the same difference between two steps without probes.
     """
     times = [figure(period[what]) for period in periods]
     off, on = times[::2], times[1::2]
     per_step = statistics.median(period["probed"] for period in periods[1::2]) / steps
     more = [there - (before + after) / 2 for before, there, after in zip(off, on, off[1:], strict=False)]
     noise = [abs(after - before) for before, after in itertools.pairwise(off)]
+    low, high = interval(more)
     return {
         "off": statistics.median(off),
         "on": statistics.median(on),
         "per_launch": statistics.median(more) / per_step,
+        "low": low / per_step,
+        "high": high / per_step,
         "noise": statistics.median(noise) / per_step,
     }
 
@@ -221,7 +233,7 @@ def say(row: dict[str, Any]) -> None:
     for what, cost in row["costs"].items():
         print(f"{row['program']:13}{what:15}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
         print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['on'] / cost['off']:7.3f}", end="")
-        print(f"{cost['per_launch']:9.2f}{cost['noise']:7.2f}", end="")
+        print(f"{cost['per_launch']:9.2f}{cost['low']:9.2f}{cost['high']:9.2f}{cost['noise']:7.2f}", end="")
         print(f"{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.1f}")
 
 
@@ -242,7 +254,7 @@ def main() -> int:
             rows.append({"program": program, "wrong": [str(error)]})
         accounts.keep("toggle", rows)
     heads = f"{'us':28}{'launches':>9}{'probed':>8}{'off':>9}{'on':>9}{'ratio':>7}"
-    print(f"{heads}{'a probed':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}")
+    print(f"{heads}{'a probed':>9}{'from':>9}{'to':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}")
     for row in rows:
         if "costs" in row:
             say(row)

@@ -170,12 +170,26 @@ def test_a_long_wait(tmp_path, once):
     check_bytes(good(tmp_path, once, "--wait", str(10**18), "--jit", PIPELINE), 1)
 
 
-@pytest.mark.parametrize("folder", ["/dev/null/folder", "/proc/none", "no/parent", "/dev/null"])
+@pytest.mark.parametrize("folder", ["/dev/null/folder", "/proc/none", "/dev/null"])
 def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
     monkeypatch.setenv("GPT_KEEP", folder)
     done, trace = probed(tmp_path, once, "-p", "gmem_bytes")
     assert (done.returncode, trace) == (1, None)
     assert done.stderr.startswith("gpt-hook: error: GPT_KEEP: '") and done.stderr.count("\n") == 1
+
+
+def test_nothing_is_kept_where_another_user_could_lead_us(tmp_path, once, monkeypatch):
+    """Others could put a link in place of a folder in theirs, and root would write wherever it leads."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    for folder, fact in ((shared / "kept", "/shared': other users may write to it (mode 777)"),
+                         (shared, "/shared': other users may write to it (mode 777)"),
+                         (tmp_path / "link", "/link': is a symbolic link")):  # fmt: skip
+        monkeypatch.setenv("GPT_KEEP", str(folder))
+        done, trace = probed(tmp_path, once, "-p", "gmem_bytes")
+        assert (done.returncode, trace) == (1, None) and done.stderr.endswith(f"{fact}\n")
+    assert not [*shared.iterdir()] and not (tmp_path / "precious").exists()
 
 
 def test_the_stage_that_reads_the_probes_is_killed(tmp_path):

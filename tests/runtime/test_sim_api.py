@@ -329,7 +329,7 @@ def test_ptx_that_is_linked(play):
         ".visible .entry main1(.param .u64 p) { .reg .u32 %r; ld.global.u32 %r, [own]; call common; ret; }\n";
     static const char two[] = HEAD("8.3", "sm_80, debug") "// a comment, .extern\n"
         ".global .u32 own = 2;\n.visible .global .u32 shared_by_all = 3;\n.weak .func common() { exit; }\n"
-        ".visible .func (.param .u32 r) twice(.param .u32 a) { ld.global.u32 %r, [own]; ret; }\n"
+        ".visible .func (.param .u32 r) twice(.param .u32 a) { .reg .u32 %r; ld.global.u32 %r, [own]; ret; }\n"
         ".visible .entry main2() { ret; }\n";
     int main(int count, char **paths) {
         begin();
@@ -368,8 +368,10 @@ def test_ptx_that_is_linked(play):
     """
     text = play(source)
     assert text.count(".version") == 1 and ".version 8.3\n.target sm_80, debug\n" in text
-    assert text.count(".func (.param .u32 r) twice") == 1 and ".extern" not in text.replace(", .extern", "")
-    assert text.count(".global .u32 shared_by_all") == 1 and text.count(".weak") == 1
+    twice = ".visible .func (.param .u32 r) twice(.param .u32 a)"
+    assert text.count(twice) == 2 and text.index(f"{twice};") < text.index("main1") < text.index(f"{twice} {{")
+    assert text.index(".extern .global .u32 shared_by_all;") < text.index(".visible .global .u32 shared_by_all = 3;")
+    assert text.count("shared_by_all") == 2 and text.count(".weak") == 1
     assert "own$0 = 1" in text and "own$1 = 2" in text and "[own$0]" in text and "[own$1]" in text
 
 

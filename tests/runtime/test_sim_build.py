@@ -164,9 +164,14 @@ def test_relocatable_code_is_linked(sim_play, tmp_path):
     """Compressed fatbins, as nvcc makes them, are linked in the wrapper of nvlink's cubins, and by cuLink."""
     head = ".version 7.0\n.target sm_70\n.address_size 64\n"
     texts = [
-        ".extern .global .b32 value;\n.visible .entry get(.param .u64 to) { .reg .b64 %d; .reg .b32 %r;\n"
-        "ld.param.u64 %d, [to]; ld.global.u32 %r, [value]; st.global.u32 [%d], %r; ret; }\n",
-        ".visible .global .b32 value = 7;\n",
+        ".extern .global .b32 value;\n.extern .func deeper(.reg .b32 n);\n.visible .global .b32 depth;\n"
+        ".visible .func deep(.reg .b32 n) { .reg .pred %p; setp.eq.u32 %p, n, 0; @%p ret;\n"
+        ".reg .b32 %r; red.global.add.u32 [depth], 1; sub.u32 %r, n, 1; call deeper, (%r); ret; }\n"
+        ".visible .entry get(.param .u64 to) { .reg .b64 %d; .reg .b32 %r, %s;\n"
+        "ld.param.u64 %d, [to]; call deep, (6); ld.global.u32 %r, [value]; ld.global.u32 %s, [depth];\n"
+        "mad.lo.u32 %r, %s, 100, %r; st.global.u32 [%d], %r; ret; }\n",
+        ".extern .func deep(.reg .b32 n);\n.visible .global .b32 value = 7;\n"
+        ".visible .func deeper(.reg .b32 n) { .reg .b32 %r; sub.u32 %r, n, 1; call deep, (%r); ret; }\n",
     ]
     files = [tmp_path / name for name in ("linked", "one", "two")]
     files[0].write_bytes(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0))  # no code for the device
@@ -179,7 +184,7 @@ def test_relocatable_code_is_linked(sim_play, tmp_path):
     def check(module):
         memory = Memory(1)
         ok(launch(function(module, "get"), 1, 1, memory))
-        assert memory.read() == [7]
+        assert memory.read() == [307]
 
     linked, *parts = [create_string_buffer(Path(path).read_bytes()) for path in sys.argv[1:]]
     every = (c_void_p * 3)(*map(addressof, parts), None)

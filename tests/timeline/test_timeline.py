@@ -53,6 +53,30 @@ def check_rows(found):
             stack.append(end)
 
 
+def test_nodes_of_a_replay_are_below_it():
+    graph = records.make("graph", exec=0, at=ZERO, nodes=3, functions=[1, 2], launches=[1, 1], operations=[])
+    timed = records.make("node_times", exec=0, thread=1, start=ZERO + 30 * US, begin=ZERO + 43 * US, pause=US,
+                         types=[0, 0, 1], functions=[1, 2, 0], threads=[1, 1, 0], calls=[ZERO + 11 * US] * 2 + [0],
+                         early=[0, 0, 1], begins=[0, 5 * US, 8 * US], durations=[5 * US, 3 * US, 99 * US])  # fmt: skip
+    layer = pushed(1, "layers.0", 10, 12, domain=LAYERS)
+    made = segment(*layer, call("cuGraphLaunch", 30, 10), graph, timed, ran(42, 20, 0, 30, api=5))
+    found = chrome(made)
+    check_rows(found)
+    rows = {name: [(begin // US - 10**6, end // US - 10**6, what) for begin, end, what in spans]
+            for name, spans in rows_of(found).items()}  # fmt: skip
+    assert rows["default stream"] == [(42, 62, "cuGraphLaunch")]
+    assert rows["default stream (2)"] == [
+        (43, 47, "add(float*, int)"), (48, 50, 'odd"name\n\x1b[31m'), (51, 62, "Memcpy"),  # not beyond the replay
+    ]  # fmt: skip
+    nodes = [event for event in found["traceEvents"] if event.get("cat") == "graph_node"]
+    assert [event["args"].get("layer") for event in nodes] == ["layers.0", "layers.0", None]
+    arrows = [event for event in found["traceEvents"] if event.get("name") == "ac2g"]
+    assert len(arrows) == 2
+    packets = schema.Trace.FromString(draw("perfetto", made)).packet
+    events = [packet.gpu_render_stage_event for packet in packets if packet.HasField("gpu_render_stage_event")]
+    assert [event.event_id for event in events].count(0) == 3 and len(events) >= 4
+
+
 def test_a_row_a_thread_and_a_stream():
     found = chrome(small())
     check_rows(found)

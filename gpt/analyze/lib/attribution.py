@@ -5,7 +5,8 @@ that were open when it was captured or created, however often and wherever the g
 around the replay.
 
 A replay has one GPU time for all of its nodes. If its nodes belong to different rows, that time is split among them in
-proportion to the mean times that their kernels had outside of graphs; without these, it stays in a row of its own.
+proportion to the times that 'gpt-hook run --node-times' measured in some replays, or else to the mean times that their
+kernels had outside of graphs; without these, it stays in a row of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gpt.screen.units import amount, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
+from gpt.trace.node_times import name_type
 from gpt.trace.open_ranges import NO_PATH, OpenRanges
 from gpt.trace.sites import BETWEEN
 
@@ -234,7 +236,8 @@ def _iter_times(trace: TraceModel, number: int) -> Iterator[Array]:
 def _list_origins(process: Process) -> Array:
     """Return the calls that created nodes of graphs, by time, without repetition."""
     known = [process.graphs.origins(handle, graph) for handle, graph in process.graphs.iter_all()]
-    pairs = [np.stack((one.threads, one.calls), axis=1) for one in known if one is not None]
+    timed = [one for handle, graph in process.graphs.iter_all() for one in process.graphs.timed(handle, graph)[-1:]]
+    pairs = [np.stack((one.threads, one.calls), axis=1) for one in (*known, *timed) if one is not None]
     unique = np.unique(np.concatenate(pairs), axis=0) if pairs else np.zeros((0, 2), np.uint64)
     unique = unique[unique[:, 1] != 0]
     rows = np.zeros(len(unique), CREATED)
@@ -311,6 +314,7 @@ class _Verdict:
     started: int = 0
     no_origin: float = 0  # launches in replays of nodes whose creation isn't recorded
     split: float = 0  # ns
+    by_node: float = 0  # ns that were split by the times of nodes
     unsplit: float = 0
 
     def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
@@ -327,6 +331,9 @@ class _Verdict:
         if self.split:
             how = "in proportion to the mean times of these kernels outside of graphs"
             yield f"estimated: {human_time(self.split)} of replays, split {how}"
+        if self.by_node:
+            how = "in proportion to the times of their nodes, which --node-times measured in some of them"
+            yield f"{human_time(self.by_node)} of replays split {how}"
         if self.unsplit:
             fact = (
                 "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs"
@@ -352,6 +359,18 @@ def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdi
     yield from found.items()
 
 
+def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: GraphContents) -> dict[str, float]:
+    """Add up the times of a graph's nodes by label, over the replays that timed them; empty if none did."""
+    found: dict[str, float] = defaultdict(float)
+    for one in part.process.graphs.timed(handle, graph):
+        nodes = zip(*(getattr(one, name).tolist() for name in ("types", "functions", "threads", "calls")), strict=True)
+        for (type_, function, thread, call), time in zip(nodes, one.own.tolist(), strict=True):
+            origin = part.nodes.get((thread, call), NO_PATH) or path
+            copy = type_ and manner.label is _by_kernel
+            found[f"({name_type(type_)})" if copy else manner.label(part, origin, function)] += time
+    return found if sum(found.values()) else {}
+
+
 def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int, sums: Sums, means: dict[str, float],
                  rows: dict[str, Sums], verdict: _Verdict) -> None:  # fmt: skip
     """Add a graph's replays: their launches and their GPU time."""
@@ -362,6 +381,12 @@ def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int
         launched = sums.launches * count
         rows[label] += Sums(launches=launched, in_graphs=launched)
     if not sums.timed:
+        return
+    if graph and (timed := _sum_nodes(part, manner, path, handle, graph)):
+        whole = sum(timed.values())
+        for label, time in timed.items():
+            rows[label] += Sums(timed=sums.timed, time=sums.time * time / whole)
+        verdict.by_node += sums.time if len(timed) > 1 else 0
         return
     copies = any(one.type in ("memcpy", "memset") for one in graph.operations or ()) if graph else False
     weights = [means.get(part.kernel(function), 0.0) * count for (_, function), count in nodes]

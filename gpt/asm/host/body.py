@@ -121,15 +121,21 @@ class BodyWriter:
     # Names
 
     def find_register(self, name: str, parts: tuple[str, ...] = ()) -> CRegister | None:
-        """Look up a register in this scope; None if it isn't declared."""
+        """Look up a register in this scope; None if it isn't declared, or if a variable of a nearer scope hides it."""
+        found = self._nearest(name)
+        return self._component(found, parts) if isinstance(found, CRegister) else None
+
+    def _nearest(self, name: str) -> CRegister | CVariable | None:
+        """Return the register or variable that the nearest scope declares before this statement."""
         for scope in self._scope.outwards():
-            found, declared = scope.plain.get(name), name
+            found: CRegister | CVariable | None = scope.plain.get(name) or scope.places.get(name)
+            declared = name
             if not found and (number := _COUNTED.fullmatch(name)) and number[1] in scope.counted:
                 count, one = scope.counted[number[1]]
                 found = replace(one, name=f"{one.name}_{number[2]}") if int(number[2]) < count else None
                 declared = number[1]
-            if found and scope.begins[declared] <= self.index:
-                return self._component(found, parts)
+            if found and scope.begins.get(declared, 0) <= self.index:
+                return found
         return None
 
     def _component(self, register: CRegister, parts: tuple[str, ...]) -> CRegister | None:
@@ -145,11 +151,9 @@ class BodyWriter:
         return register
 
     def find_place(self, name: str) -> CVariable | None:
-        """Look up a variable, parameter or function in this scope."""
-        for scope in self._scope.outwards():
-            if name in scope.places:
-                return scope.places[name] if scope.begins.get(name, 0) <= self.index else None
-        return self.code.find_place(name, self.item.name)
+        """Look up a variable, parameter or function in this scope; None if a register hides it."""
+        found = self._nearest(name) or self.code.find_place(name)
+        return found if isinstance(found, CVariable) else None
 
     def find_list(self, name: str) -> tree.Statement | None:
         """Look up a list that `NAME: .branchtargets` or the like declares."""
@@ -205,6 +209,10 @@ class BodyWriter:
             if isinstance(listed, tree.Prototype):
                 for said in check_attributes("func", listed, self.code.dialect):
                     raise Unsupported(f"{said}: prototype '{label.name}'")
+            if isinstance(listed, tree.Directive) and word == ".calltargets":
+                for name in map(str.strip, listed.text.split(",")):
+                    if not self.code.is_function(name):
+                        raise Unsupported(f"'{name}' as a target of calls: it isn't a function")
             scope.lists[label.name] = listed
             scope.begins[label.name] = self.index
         elif word == ".reg" or word in _STATES or word in _BEFORE_STATES:

@@ -56,7 +56,7 @@ def _call(use: InstructionUse) -> str:
     if not isinstance(callee, tree.Name):
         raise Unsupported(f"a call of '{callee}'")
     code = use.body.code
-    if not operands and code.is_function(callee.name):
+    if not operands and not use.body.find_register(callee.name) and code.is_function(callee.name):
         head: tree.FunctionNode | tree.Prototype = code.head(callee.name)
         _check_arguments(use, head, results, given)
         if not code.is_defined(callee.name):

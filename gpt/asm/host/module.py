@@ -13,7 +13,7 @@ from gpt.asm.host.heads import BLOCK, iter_wrong
 from gpt.asm.host.names import WITHOUT_ABI, CVariable, Unsupported, c_function
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.opaque import OPAQUE, check_opaque
-from gpt.asm.host.opcodes import TABLE
+from gpt.asm.host.opcodes import ABSENT, TABLE
 from gpt.asm.host.pragmas import check_pragma
 from gpt.asm.host.shared import Shared
 from gpt.asm.host.table import Match
@@ -24,7 +24,7 @@ from gpt.ptx import params, tree
 from gpt.ptx.attributes import read_attributes
 from gpt.ptx.contract import contracted
 from gpt.ptx.head import NEWEST, read_head
-from gpt.ptx.prune import INDIRECT, Uses, needed, pruned
+from gpt.ptx.prune import INDIRECT, Uses, needed, pruned, with_needed
 from gpt.ptx.quick import parse_declaration, parse_function
 from gpt.ptx.scan import Item, Module, Statement, scan_module
 
@@ -57,14 +57,20 @@ def _check_pointers(variable: ModuleVariable, known: set[str]) -> None:
 class ModuleWriter:
     """A module during its translation to C. `faults` collects what can't be translated, as (location, text)."""
 
+    _is_reached = True  # by a kernel
+
     def __init__(self, data: bytes, name: str) -> None:
         """Scan the module. Raises MalformedError if the text isn't PTX."""
         # Contract as ptxas does, so that results are the same as on a GPU.
         whole = contracted(scan_module(data, name))
-        head = read_head(whole)
         # The targets of an indirect call aren't known, so a module that contains one keeps all of its functions.
         indirect = INDIRECT in whole.skeleton
-        self.module: Module = whole if indirect else pruned(whole, [item.name for item in whole.entries])
+        self._begin(whole, whole if indirect else pruned(whole, [item.name for item in whole.entries]))
+
+    def _begin(self, whole: Module, module: Module) -> None:
+        """Translate `module`, a part of `whole`."""
+        head = read_head(whole)
+        self.module = module
         self._whole = whole
         self.dialect = Dialect.of(head)
         self.faults: dict[tuple[str, str], None] = {}
@@ -85,13 +91,13 @@ class ModuleWriter:
         self._heads: dict[str, tree.FunctionNode] = {}
         self._aliases: dict[str, str] = {}  # alias: function
         self._independent = head.texmode_independent
+        self._at = 0  # the start of the item that is being translated
+        self._first = _first_declarations(module)
 
     def write(self) -> str:
         """Return the C file; it's unusable if there are faults."""
-        self._declare()
-        functions: list[str] = []
-        for item in self.module.functions:
-            self._try(item.start, partial(self._function, item, functions))
+        functions = self._translate()
+        self._check_whole()
         if self.faults:
             return ""
         prototypes = [f"{self.signature(self.head(item.name))};\n" for item in self.module.functions]
@@ -101,8 +107,16 @@ class ModuleWriter:
         ]
         return "".join([_HEAD, *prototypes, "\n", *self._targets(), *functions, *self._tables()])
 
+    def _translate(self) -> list[str]:
+        self._declare()
+        functions: list[str] = []
+        for item in self.module.functions:
+            self._try(item.start, partial(self._function, item, functions))
+        return functions
+
     def _function(self, item: Item, functions: list[str]) -> None:
-        if not self.has_abi and self._uses.is_recursive(item.name):
+        self._at = item.start
+        if self._is_reached and not self.has_abi and self._uses.is_recursive(item.name):
             raise Unsupported(f"function '{item.name}' calls itself, {WITHOUT_ABI}")
         self._bodies[item.name] = BodyWriter(self, item, self.head(item.name))
         functions.append(self._bodies[item.name].write())
@@ -150,23 +164,31 @@ class ModuleWriter:
         count = len(head.returns or ()) + len(head.params or ())
         return f"static void {c_function(head.name)}({', '.join(['struct host_thread *t', *_pointers(count)])})"
 
-    def find_place(self, name: str, function: str) -> CVariable | None:
-        """Look up a variable of the module, or a function."""
+    def find_place(self, name: str) -> CVariable | None:
+        """Look up a variable of the module, or a function. Raises Unsupported if it's declared later."""
+        self._check_order(name)
         if name in self._variables:
             number, variable = self._variables[name]
             return CVariable(variable.space, f"t->variables[{number}]", variable.size, variable.element)
-        if place := self.shared.find(name, function):
+        if place := self.shared.find(name, ""):
             return place
         if name in self._functions:
-            if not self.has_abi:
+            if self._is_reached and not self.has_abi:
                 raise Unsupported(f"the address of function '{name}', {WITHOUT_ABI}")
             self.taken[name] = None
             return CVariable("function", f"{function_address(name):#x}ull")
         return None
 
     def is_function(self, name: str) -> bool:
-        """Return whether a name belongs to a device function, defined or not."""
+        """Return whether a name belongs to a device function, defined or not. Raises Unsupported if it's declared
+        later.
+        """
+        self._check_order(name)
         return name in self._functions
+
+    def _check_order(self, name: str) -> None:
+        if self._first.get(name, 0) > self._at:
+            raise Unsupported(_too_early(self.module, name, self._first[name]))
 
     def is_kernel(self, name: str) -> bool:
         """Return whether a name belongs to a kernel."""
@@ -205,10 +227,15 @@ class ModuleWriter:
             if item.kind == "func" or (item.kind == "variable" and ".shared" not in text[item.start : item.end])
         }
 
+    @cached_property
+    def _first_in_whole(self) -> dict[str, int]:
+        return _first_declarations(self._whole)
+
     # Variables
 
     def _declare(self) -> None:
         for item in self.module.items:
+            self._at = item.start
             if item.kind == "variable":
                 node = parse_declaration(self.module.skeleton[item.start : item.end], self._where(item.start))
                 if not any(specifier.word == ".shared" for specifier in node.specifiers):
@@ -216,6 +243,17 @@ class ModuleWriter:
                         self._try(item.start, partial(self.declare, node.specifiers, declarator))
             elif item.kind == "alias":
                 self._try(item.start, partial(self._alias, item))
+        self.shared = Shared(self)
+        for _, variable in self._variables.values():
+            self._try(
+                self.module.items[0].start, partial(_check_pointers, variable, {*self._variables, *self._functions})
+            )
+            called = any(pointer.symbol in self._functions for pointer in variable.pointers)
+            if called and self._is_reached and not self.has_abi:
+                self.fault(self.module.items[0].start, f"a function's address in '{variable.name}', {WITHOUT_ABI}")
+
+    def _check_whole(self) -> None:
+        """Check what no kernel needs, as ptxas would."""
         for start, text in (*iter_inconsistent(self._whole), *iter_wrong(self._whole, self.dialect)):
             self.faults[f"{self._whole.name}:{self._whole.line(start)}", text] = None
         for item in (one for one in self._whole.items if one.kind == "pragma"):
@@ -223,13 +261,13 @@ class ModuleWriter:
                 check_pragma(self._whole.text[item.start : item.end], "module", self.dialect.version)
             except Unsupported as error:
                 self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
-        self.shared = Shared(self)
-        for _, variable in self._variables.values():
-            self._try(
-                self.module.items[0].start, partial(_check_pointers, variable, {*self._variables, *self._functions})
-            )
-            if not self.has_abi and any(pointer.symbol in self._functions for pointer in variable.pointers):
-                self.fault(self.module.items[0].start, f"a function's address in '{variable.name}', {WITHOUT_ABI}")
+        for item in (one for one in self._whole.items if one.kind == "alias"):
+            for name in (item.name, self._whole.aliases.get(item.name, "")):
+                if self._first_in_whole.get(name, item.end) > item.start:
+                    text = f"an alias before '{name}' is declared"
+                    self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", text] = None
+        if self._whole is not self.module:
+            self._check_functions()
         variables = [variable for _, variable in self._variables.values()]
         for item in self._whole.items if self._whole is not self.module else ():
             if item.kind == "variable" and item.name not in self._variables:
@@ -241,8 +279,25 @@ class ModuleWriter:
         if end > _MAX_CONSTANT:
             self.fault(self.module.items[0].start, f"{end} bytes of constant memory, of {_MAX_CONSTANT} at most")
 
+    def _check_functions(self) -> None:
+        """Check the functions that no kernel needs. Those with textures, for example, may be good for a GPU."""
+        whole = self._whole
+        uses = Uses(whole)
+        reached = uses.needed(item.name for item in whole.entries)
+        variables = (item for item in whole.items if item.kind == "variable")
+        lacking = {name for item in variables if self._is_opaque(item) for name in item.names}
+        rest = [item for item in whole.functions if item.name not in reached]
+        lacking |= {item.name for item in rest if any(_opcode(one) in ABSENT for one in whole.statements(item))}
+        if names := [item.name for item in rest if lacking.isdisjoint(uses.needed([item.name]))]:
+            other = _UnreachedWriter(whole, with_needed(whole, names))
+            other.check()
+            self.faults |= other.faults
+
+    def _is_opaque(self, item: Item) -> bool:
+        return any(word in self._whole.skeleton[item.start : item.end] for word in OPAQUE)
+
     def _judge(self, item: Item) -> list[ModuleVariable]:
-        """Check variables that no kernel uses, as ptxas would, and return them. Textures may be declared."""
+        """Check variables that no kernel uses, and return them. Textures may be declared."""
         found = []
         node = parse_declaration(self._whole.skeleton[item.start : item.end], lambda: self._whole.where(item.start))
         words = {specifier.word for specifier in node.specifiers}
@@ -257,6 +312,9 @@ class ModuleWriter:
                     )
                 found.append(declared(node.specifiers, one, one.name))
                 _check_pointers(found[-1], self._addressable)
+                for pointer in found[-1].pointers:
+                    if (first := self._first_in_whole[pointer.symbol]) >= item.start:
+                        raise Unsupported(_too_early(self._whole, pointer.symbol, first))
             except Unsupported as error:
                 self.faults[f"{self._whole.name}:{self._whole.line(item.start)}", str(error)] = None
         return found
@@ -298,6 +356,10 @@ class ModuleWriter:
             number = known[0] if known else len(self._variables)
             self._variables[name] = number, declared(specifiers, declarator, name)
         number, variable = self._variables[name]
+        for pointer in variable.pointers:
+            self._check_order(pointer.symbol)
+            if pointer.symbol == name and self._first[name] == self._at:
+                raise Unsupported(f"'{name}' begins with its own address")
         return CVariable(variable.space, f"t->variables[{number}]", variable.size, variable.element)
 
     # Tables
@@ -388,6 +450,36 @@ class ModuleWriter:
         reached = self.reached(kernel)
         stack = sum(body.local_size for name, body in self._bodies.items() if name in reached)
         return {"stack": stack, "shared": self.shared.needs(kernel)[0]}
+
+
+class _UnreachedWriter(ModuleWriter):
+    """Functions that no kernel needs: ptxas checks their instructions, but not what concerns the ABI."""
+
+    _is_reached = False
+
+    def __init__(self, whole: Module, module: Module) -> None:
+        self._begin(whole, module)
+
+    def check(self) -> None:
+        """Find the faults."""
+        self._translate()
+
+
+def _too_early(module: Module, name: str, declared: int) -> str:
+    return f"'{name}' is declared only in line {module.line(declared)}"
+
+
+def _first_declarations(module: Module) -> dict[str, int]:
+    """Return where each kernel, function and variable is declared first."""
+    found: dict[str, int] = {}
+    for item in module.items:
+        for name in item.names if item.kind in ("entry", "func", "variable") else ():
+            found.setdefault(name, item.start)
+    return found
+
+
+def _opcode(statement: Statement) -> str:
+    return statement.head.partition(".")[0]
 
 
 def _pointers(count: int) -> list[str]:

@@ -54,8 +54,8 @@ class ModuleCode(Protocol):
     def signature(self, head: tree.FunctionNode) -> str:
         """Return the head of a function in C."""
 
-    def find_place(self, name: str, function: str) -> CVariable | None:
-        """Look up a variable or function of the module from within a function."""
+    def find_place(self, name: str) -> CVariable | None:
+        """Look up a variable or function of the module. Raises Unsupported if it's declared later."""
 
     def declare(self, specifiers: tuple[tree.Specifier, ...], declarator: tree.Declarator, function: str) -> CVariable:
         """Declare a variable of the module within a function. Raises Unsupported."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+SETTLED = ("settled",)  # the key of its predicate
+
 
 class Condition(NamedTuple):
     """A predicate register, possibly negated."""
@@ -169,7 +171,17 @@ class Emitter:
 
     def first(self, group: str) -> Condition:
         """Return the condition that this is the lowest lane of a group."""
+        settled = self._made.get(SETTLED)
+        if settled:
+            return Condition(self.once("pred", "setp.eq.and.u32", self.below(group), 0, settled))
         return Condition(self.once("pred", "setp.eq.u32", self.below(group), 0))
+
+    def settle(self) -> None:
+        """Keep ptxas from moving the program's last stores behind the code that follows. ptxas keeps stores before an
+        instruction that reads the clock, if its result is used: `first` compares it with a number that it never is.
+        """
+        if SETTLED not in self._made:
+            self._made[SETTLED] = self.make("pred", "setp.ne.u32", self.make("b32", "mov.u32", "%clock_hi"), -1)
 
     def one(self) -> str:
         """Return a 64-bit 1 that ptxas doesn't recognize as a constant. Before adding a constant, ptxas sums it over

@@ -25,6 +25,7 @@ from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
+CLOCKS = {"CLOCK", "%clock", "%clock_hi", "%clock64"}
 END = ""  # the label after a snippet; a probe's own labels are never empty
 _WORD = re.compile(r"\W", re.ASCII)
 
@@ -64,6 +65,8 @@ class Lowering:
         if self.sampled:
             code.skip(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
         known, skipping = code.known_values() if self.sampled else {}, code.take()
+        if self.use.place.kind == "exit" and not code.meets and not _reads_clock(snippet):
+            code.settle()
         read.condition = None if probe.no_pred else read.guard()
         for helper in sorted(snippet.helpers - TIMES.keys() - {"OUT", "IN1", "IN2", "IN3", "IN4", "PRED"}):
             self.values[helper] = read.helper(helper)
@@ -246,3 +249,7 @@ class Lowering:
         bits = max(16, SIZES[type_] * 8)
         kind = f"f{bits}" if type_ in ("f32", "f64") else f"b{bits}"
         return self.code.make(f"b{bits}", f"mov.{kind}", text)
+
+
+def _reads_clock(snippet: Snippet) -> bool:
+    return any(name in CLOCKS for line in snippet.lines for name in names_of(line.node))

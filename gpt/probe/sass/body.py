@@ -82,8 +82,10 @@ def lower(
         members.setdefault(register, Member(kind, name, register, type_))
         return register
 
-    def base(placed: PlacedMap) -> str:
-        return take("map", placed.param, f"%{placed.param}", "b64")
+    maps = plan.maps[use.file]
+
+    def base(placed: PlacedMap) -> str:  # its register doesn't depend on other probe files, as its parameter does
+        return take("map", placed.param, f"%map_{list(maps).index(placed.map.name)}", "b64")
 
     types = use.face.types if use.face else {}
 
@@ -96,7 +98,7 @@ def lower(
     sampled = code.sampled(*use.probe.sample) if use.probe.sample else None
     first = code.take()
     own = names[use.file]
-    lowering = Lowering(fetcher, sampled, own, plan.maps[use.file], base, "$L", used, shared)
+    lowering = Lowering(fetcher, sampled, own, maps, base, "$L", used, shared)
     before, lines = lowering.run()
     if before:
         raise CannotProbe("overwrites what the probe reads after it")

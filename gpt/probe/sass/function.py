@@ -35,6 +35,7 @@ GUARD, ADDRESS = "%guard", "%addr"
 ONCE = "%once"  # true in the lowest lane
 SIZE, UNITS = "%size", "%units"  # bytes of a bulk copy; its size as encoded in machine code
 UNIFORM_GUARD = "%uguard"  # a predicate that no lane has
+COPIED = {4: 4, 5: 8, 6: 16}  # bytes that an LDGSTS copies, by its width bits
 _VECTOR = re.compile(r"\.v([24])\.")
 _WIDE = re.compile(r"\.[busf]64$")
 _RESULT, _ADDRESS, _DATA, _SWAP = 16, 24, 32, 64  # bit positions of the register fields in memory instructions
@@ -57,20 +58,24 @@ class Statement(NamedTuple):
     width: int = 0
 
 
-_OTHER = Statement("other", "", "")
+OTHER = Statement("other", "", "")
 
 
 class SassFunction(Function):
     """A kernel's section."""
 
-    def __init__(self, kernel: Kernel, files: Iterable[ProbeFile]) -> None:
-        """Find the places of the probes in `files`."""
-        self.sass = kernel
-        statements = [_OTHER] * len(kernel.code)
+    def __init__(self, name: str, statements: list[Statement], seen: Iterable[int] | None = None) -> None:
+        """Take the instructions."""
+        super().__init__(name, True, statements, seen)
+
+    @classmethod
+    def of(cls, kernel: Kernel, files: Iterable[ProbeFile]) -> SassFunction:
+        """Return a kernel's function, in which the probes of `files` find their places."""
+        statements = [OTHER] * len(kernel.code)
         found = kernel.code.find(_find_names(files))
         for index in found:
             statements[index] = _statement(kernel, kernel.code[index])
-        super().__init__(kernel.name, True, statements, found)
+        return cls(kernel.name, statements, found)
 
     def find_face(self, number: int) -> tuple[Face, list[str]]:
         """Return the face of an instruction; it has no slots."""
@@ -99,15 +104,17 @@ def _find_names(files: Iterable[ProbeFile]) -> set[str]:
 def _statement(kernel: Kernel, one: Instruction) -> Statement:
     face = find_face(one)
     if not face or not kernel.graph.reaches(one.index):
-        return _OTHER
-    guard = one.guard
-    text = "" if guard.always or face == "exit" else "@!" if guard.negated else "@"
-    if one.name in UNIFORM:
-        text = f"@{UNIFORM_GUARD if text else ONCE}"
-    elif text:
-        text += GUARD
-    size = {4: 4, 5: 8, 6: 16}[bits(one.word, 73, 3)] if one.name == "LDGSTS" else 0
-    return Statement("instruction", face, text, size)
+        return OTHER
+    guard = list_guards(one.name)[0 if one.guard.always else 1 + one.guard.negated]
+    size = COPIED[bits(one.word, 73, 3)] if one.name == "LDGSTS" else 0
+    return Statement("instruction", face, guard, size)
+
+
+def list_guards(name: str) -> tuple[str, str, str]:
+    """Return the guards of the faces of an instruction: if it has none, if it has one, and if that is negated."""
+    if name in UNIFORM:
+        return f"@{ONCE}", f"@{UNIFORM_GUARD}", f"@{UNIFORM_GUARD}"
+    return ("", "", "") if name == "EXIT" else ("", f"@{GUARD}", f"@!{GUARD}")
 
 
 @cache

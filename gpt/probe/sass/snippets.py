@@ -8,10 +8,9 @@ Where no lane of a warp may save, ptxas jumps over the predicated save with `@!P
 between BSSY and BSYNC, is for warps in which some lanes save. check.py refuses BRA.U, whose exact meaning nobody has
 measured. The second branch alone is enough, so the first one becomes a NOP.
 
-Compiled words are cached in memory and in the user's cache, under a digest of their text. They aren't shipped with the
-package. The text depends on the face, on the values that the probe keeps and their order, on the fields that the kernel
-leaves idle, and on everything that lowering writes. A shipped set would miss whenever one of these changed, and only
-the time would show it: one run of ptxas for all of a kernel's bodies, once per new face.
+Compiled words are kept in memory and in the user's cache, under a digest of their text. The package ships words for the
+built-in probes under the same keys (shipped.py), so these need no ptxas. A body's text depends on the face, on the
+values that the probe keeps, on the fields that the kernel leaves idle, and on everything that lowering writes.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass.lowering import Lowerer
+from gpt.probe.sass.shipped import Shipped
 from gpt.probe.sass.waits import announce, await_reads, await_results, space
 from gpt.sass.check_words import FORBIDDEN, NOP, is_collective
 from gpt.sass.code import Code
@@ -48,6 +49,7 @@ from gpt.sass.woven import Snippet
 FORMAT = b"8"  # version of the cache format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
+HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
 PATIENCE = 60  # seconds for a kernel's bodies
 RET, UMOV, URZ = "RET", 0x882, 63
 CONSTANTS_SIZE = b".nv.ptx.const0.size"  # the symbol that isspacep refers to: size of the program's constants in bytes
@@ -132,18 +134,23 @@ class Compiled:
 class Compiler:
     """Compiles bodies for one architecture."""
 
-    def __init__(self, arch: str, table: Table, cache: Cache | None = None) -> None:
+    def __init__(self, arch: str, table: Table, cache: Cache | None = None, shipped: Shipped | None = None) -> None:
         self._arch, self._table = arch.rstrip("a"), table
-        self._cache = cache or Cache(default_folder("snippets"))
+        self._cache, self._shipped = cache or Cache(default_folder("snippets")), shipped or Shipped()
+        self._tools: Tools | None = None
         self._known: dict[str, Compiled | str] = {}
+        self.lowerer = Lowerer()
 
     def compile(self, texts: list[str]) -> None:
         """Make sure that these are compiled. Raises GptError if ptxas fails, MissingError if it isn't installed."""
         missing: dict[str, str] = {}
         for text in dict.fromkeys(texts):
             if text not in self._known:
-                key = key_of([FORMAT, self._arch.encode(), text.encode()])
-                if (data := self._cache.get(key)) is not None:
+                key = self.key(text)
+                data = self._shipped.get(key)
+                if data is None:
+                    data = self._cache.get(key)
+                if data is not None:
                     self._known[text] = self._load(data)
                 else:
                     missing[text] = key
@@ -151,7 +158,11 @@ class Compiler:
             return
         for (text, key), found in zip(missing.items(), self._run(list(missing)), strict=True):
             self._known[text] = found
-            self._cache.put(key, _dump(found))
+            self._cache.put(key, self.dump(text))
+
+    def key(self, text: str) -> str:
+        """Return the text's key in the cache and in the package."""
+        return key_of([FORMAT, self._arch.encode(), text.encode()])
 
     def find(self, text: str) -> Compiled:
         """Return the compiled text. Raises CannotProbe if it can't serve as a snippet."""
@@ -159,6 +170,14 @@ class Compiler:
         if isinstance(found, str):
             raise CannotProbe(found)
         return found
+
+    def dump(self, text: str) -> bytes:
+        """Return a compiled text as the cache and the package store it."""
+        found = self._known[text]
+        if isinstance(found, str):
+            return bytes(msgpack.packb(found))
+        snippet = found.snippet
+        return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, list(found.sized)]))
 
     def _load(self, data: bytes) -> Compiled | str:
         found = msgpack.unpackb(data)
@@ -170,7 +189,8 @@ class Compiler:
     def _run(self, texts: list[str]) -> list[Compiled | str]:
         target = find_target(self._arch)
         assert target
-        tool = Tools(None).choose(VERSION, target)
+        self._tools = self._tools or Tools(None, hint=HINT)
+        tool = self._tools.choose(VERSION, target)
         source = HEAD.format(*VERSION, self._arch)
         source += "".join(text.replace("NAME", f"body_{number}", 1) for number, text in enumerate(texts))
         with scratch_folder("gpt-sass-") as folder:
@@ -270,13 +290,6 @@ def with_size(compiled: Compiled, size: int) -> Compiled:
     for index in compiled.sized:
         words[index] = with_bits(words[index], 32, 32, size)
     return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={}, _groups={})
-
-
-def _dump(found: Compiled | str) -> bytes:
-    if isinstance(found, str):
-        return bytes(msgpack.packb(found))
-    snippet = found.snippet
-    return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, list(found.sized)]))
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:

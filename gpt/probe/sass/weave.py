@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
@@ -31,20 +30,20 @@ from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
 from gpt.formats.params import Param
 from gpt.probe.lower.fetch import CannotProbe
-from gpt.probe.lower.registers import Names
 from gpt.probe.model import ProbeFile
 from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.plan import Plan
 from gpt.probe.plan.woven import SharedVariable, Woven
-from gpt.probe.sass.body import Body, is_guarded, lower, make_initial
+from gpt.probe.sass.body import make_initial
 from gpt.probe.sass.function import SassFunction, find_obstacle
 from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
+from gpt.probe.sass.lowering import Lowered
 from gpt.probe.sass.registers import RESERVED, NothingToSpareError
 from gpt.probe.sass.snippets import VERSION, Compiler, with_size
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
-from gpt.probe.sass.values import find_constants, written_by
+from gpt.probe.sass.values import written_by
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
 from gpt.sass.graph import UnboundedError
@@ -94,14 +93,6 @@ def weave(
         raise LeftAlone("image_unreadable", error.fact, kernel) from None
 
 
-class _Lowered(NamedTuple):
-    """A snippet's body; `bare` is the body without the site's guard."""
-
-    body: Body
-    kept: set[str]
-    bare: Body | None
-
-
 class _Weaver:
     """One kernel and its probes."""
 
@@ -141,7 +132,7 @@ class _Weaver:
 
     def run(self) -> Woven:
         """Weave, and prove the result."""
-        self.function = SassFunction(self.kernel, self.files)
+        self.function = SassFunction.of(self.kernel, self.files)
         self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
         splicer = self.plan.settle(self.lower_all)
         declaration = self.edit(splicer)
@@ -179,36 +170,18 @@ class _Weaver:
         self.cubin = self.old.fork()
         self.editor = KernelEditor(self.cubin, self.name)
         self.parameters: dict[str, Parameter] = {p.param: add_parameter(self.editor) for p in plan.used_maps}
-        self.names = [Names(file, f"p{n}_", plan.find_zeros(n)) for n, file in enumerate(self.files)]
-        constants = [find_constants(file, self.names[n], self._uses(n)) for n, file in enumerate(self.files)]
-        made: dict[tuple[object, ...], _Lowered | str] = {}
-        lowered: list[tuple[PlacedSnippet, _Lowered]] = []
-        for use in self.function.uses:
-            key = use.file, id(use.snippet), use.when, use.face, use.place.kind, use.inverts_guard
-            found = made.get(key)
-            if found is None:
-                found = made[key] = self._lower(use, constants[use.file])
-            if isinstance(found, str):
-                self._misfit(use, found)
+        lowered: list[tuple[PlacedSnippet, Lowered]] = []
+        self.names, found = self.compiler.lowerer.run(plan, self.function, self.files)
+        for use, one in found:
+            if isinstance(one, str):
+                self._misfit(use, one)
+            elif obstacle := find_obstacle(self.kernel, use.place.number):
+                self._misfit(use, obstacle)
             else:
-                lowered.append((use, found))
+                lowered.append((use, one))
         known = {id(one): one for _, one in lowered}.values()
         self.compiler.compile([body.text for one in known for body in (one.body, one.bare) if body])
         return self._splice(lowered)
-
-    def _uses(self, number: int) -> list[PlacedSnippet]:
-        return [use for use in self.function.uses if use.file == number]
-
-    def _lower(self, use: PlacedSnippet, constants: dict[str, str]) -> _Lowered | str:
-        try:
-            body, kept = lower(self.plan, self.names, use, constants)
-            bare = None
-            if is_guarded(body) and use.face and not use.inverts_guard:
-                plain = use._replace(face=self.function.find_plain(use.site.first))
-                bare, _ = lower(self.plan, self.names, plain, constants)
-            return _Lowered(body, kept, bare)
-        except CannotProbe as error:
-            return str(error)
 
     def _misfit(self, use: PlacedSnippet, text: str) -> None:
         """Leave a place out, or the whole kernel if it's the entry or an exit."""
@@ -218,7 +191,7 @@ class _Weaver:
 
     # Splicing
 
-    def _splice(self, lowered: list[tuple[PlacedSnippet, _Lowered]]) -> Splicer:
+    def _splice(self, lowered: list[tuple[PlacedSnippet, Lowered]]) -> Splicer:
         often = Counter(f"{use.file}:{name}" for use, one in lowered for name in sorted(one.kept))
         kept, mask, slots = place_kept(self.kernel, often, [m for _, one in lowered for m in one.body.members])
         try:
@@ -228,7 +201,7 @@ class _Weaver:
             self.is_final = True
             raise LeftAlone("no_registers", f"it {error}", self.name) from None
         self.kept = mask
-        places: defaultdict[int, list[tuple[PlacedSnippet, _Lowered]]] = defaultdict(list)
+        places: defaultdict[int, list[tuple[PlacedSnippet, Lowered]]] = defaultdict(list)
         for use, one in lowered:
             places[use.place.number].append((use, one))
         if kept:
@@ -236,8 +209,6 @@ class _Weaver:
         for index, uses in places.items():
             uses.sort(key=lambda pair: ORDER[pair[0].place.kind])
             try:
-                if obstacle := find_obstacle(self.kernel, index):
-                    raise CannotProbe(obstacle)
                 before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
                 after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
                 if index == 0:
@@ -259,7 +230,7 @@ class _Weaver:
                 self.plan.note(use, None)
         return splicer
 
-    def _begin(self, uses: list[tuple[PlacedSnippet, _Lowered]], kept: dict[str, Kept]) -> list[Piece]:
+    def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
         """Return code that sets the kept values that the entry's snippets don't set."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
@@ -274,7 +245,7 @@ class _Weaver:
                 pieces.append(Piece(self.compiler.find(body.text), (give_kept(body.members[0], place),)))
         return pieces
 
-    def _piece(self, use: PlacedSnippet, one: _Lowered, kept: dict[str, Kept]) -> Piece:
+    def _piece(self, use: PlacedSnippet, one: Lowered, kept: dict[str, Kept]) -> Piece:
         """Return the piece to insert at a place. Raises CannotProbe."""
         body, guard = one.body, None
         if one.bare and self.compiler.find(one.bare.text).takes_guard:

@@ -296,6 +296,8 @@ uint64_t hook_enter(struct frame *frame) {
     if (UNLIKELY(frame->flags & SLOT_TIMED) && thread && frame->real != (void *)hook_give_answer)
         hook_gpu_begin(
             frame); // right before the call: on an idle GPU, anything in between would count as GPU time
+    if (UNLIKELY(frame->flags & SLOT_REPLAY) && frame->real != (void *)hook_give_answer)
+        run(hook_before_timed_replay, frame);
     frame->start = hook_now();
     if (frame->row)
         atomic_store_explicit(&frame->row->start, frame->start, memory_order_release);
@@ -343,6 +345,8 @@ void hook_leave(struct frame *frame) {
         run(hook_call_without_buffers, frame);
     if (UNLIKELY(frame->flags & SLOT_AFTER) && slot->known->first)
         run_probing(slot->known->probe_after, frame); // it may repeat the call
+    if (UNLIKELY(frame->note.kind == NOTE_TIMED))
+        run(hook_after_timed_replay, frame);
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint32_t captured =
         UNLIKELY(hook_is_capturing()) && done && thread && slot->capturable ? find_captured(frame) : 0;

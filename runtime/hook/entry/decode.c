@@ -36,6 +36,8 @@ void hook_decode_setup(handler *at_init) {
     if (wanted && *wanted)
         calls = wanted;
     hook_gpu_time = getenv("GPT_HOOK_GPU_TIME");
+    const char *times = getenv("GPT_HOOK_NODE_TIMES");
+    hook_node_times = times ? strtoull(times, NULL, 10) : 0;
     hook_sites_setup();
     hook_probe_setup();
 }
@@ -112,6 +114,9 @@ static uint32_t find_flags(const struct slot *slot, const char *name, bool on) {
     uint32_t gpu = gpu_flags(slot, name);
     flags |= on && hook_gpu_time && gpu ? SLOT_WATCHED | gpu : gpu & SLOT_SYNC;
     flags |= probed && (gpu & SLOT_SYNC) ? SLOT_WATCHED : 0;
+    if (hook_node_times &&
+        !strcmp(name, "cuGraphLaunch")) // also while nothing is recorded, to know the order
+        flags |= SLOT_WATCHED | SLOT_REPLAY;
     // After a function that waits for the GPU, its results are available, and hook_leave reads them.
     if (hook_has_tsc && !slot->words && slot->layout == LAYOUT_PLAIN && strcmp(hook_type(slot), "sync") &&
         (flags & ~(uint32_t)SLOT_SCALAR) == (SLOT_WATCHED | SLOT_RECORDED) && !slot->on_return)

@@ -24,6 +24,7 @@
 #define SLOT_UNCOUNTED 2048 // a launch, also of a graph, while nothing is recorded
 #define SLOT_STACK 4096     // record the caller's stack
 #define SLOT_PYTHON 8192    // and its Python frames
+#define SLOT_REPLAY 16384   // launches a graph whose nodes may be timed
 #define SLOT_ID 12
 #define SLOT_ANNOUNCED 16
 #define ROW_START 0

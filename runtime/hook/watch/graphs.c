@@ -228,6 +228,7 @@ static void take_graph(uint64_t exec, uint64_t node, void *graph) {
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_on_exec_update(struct frame *frame) {
     take_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
+    hook_time_other_nodes(frame_arg(frame, 0), (void *)frame_arg(frame, 1));
 }
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph)
@@ -236,9 +237,10 @@ void hook_on_exec_child(struct frame *frame) {
 }
 
 static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
-    change_exec(frame_arg(frame, 0), (struct change){.node = frame_arg(frame, 1),
-                                                     .function = function_of(params, has_kernel),
-                                                     .disabled = -1});
+    uint32_t function = function_of(params, has_kernel);
+    change_exec(frame_arg(frame, 0),
+                (struct change){.node = frame_arg(frame, 1), .function = function, .disabled = -1});
+    hook_change_timed_node(frame, function, -1);
 }
 
 // cuGraphExecKernelNodeSetParams(exec, node, params)
@@ -252,6 +254,7 @@ static void take_work(const struct frame *frame, struct graph_work work) {
     if (hook_this_thread())
         change_exec(frame_arg(frame, 0),
                     (struct change){.node = frame_arg(frame, 1), .work = work, .disabled = -1});
+    hook_change_timed_node(frame, 0, -1);
 }
 
 // cuGraphExecMemcpyNodeSetParams(exec, node, params, context)
@@ -284,22 +287,22 @@ void hook_on_node_enabled(struct frame *frame) {
     if (hook_this_thread())
         change_exec(frame_arg(frame, 0),
                     (struct change){.node = frame_arg(frame, 1), .disabled = !(unsigned)frame_arg(frame, 2)});
+    hook_change_timed_node(frame, 0, !(unsigned)frame_arg(frame, 2));
 }
 
 static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
     hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .made = true});
 }
 
-// Return whether kernels may launch it. Before CUDA 12 cuGraphInstantiate had no flags.
-static bool is_for_device(const struct frame *frame) {
+// Return the flags that it is instantiated with. Before CUDA 12 cuGraphInstantiate had none.
+static uint64_t flags_of(const struct frame *frame) {
     char name[NAME_BYTES];
     slot_name(frame->slot, name);
     if (!strcmp(name, "cuGraphInstantiateWithFlags"))
-        return frame_arg(frame, 2) & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+        return frame_arg(frame, 2);
     const uint64_t *flags =
         (const uint64_t *)frame_arg(frame, 2); // flags are the first member of CUDA_GRAPH_INSTANTIATE_PARAMS
-    return !strcmp(name, "cuGraphInstantiateWithParams") && flags &&
-           *flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+    return !strcmp(name, "cuGraphInstantiateWithParams") && flags ? *flags : 0;
 }
 
 // cuGraphInstantiate and its variants: (&exec, graph, ...)
@@ -307,15 +310,17 @@ void hook_on_instantiate(struct frame *frame) {
     const uint64_t *exec = (const uint64_t *)frame_arg(frame, 0);
     if (!exec)
         return;
+    uint64_t flags = flags_of(frame);
     add_graph(OBJECT_GRAPH_EXEC, *exec, 0);
     struct nodes *nodes = nodes_of((void *)frame_arg(frame, 1));
     if (!nodes)
         return;
-    nodes->device = is_for_device(frame);
+    nodes->device = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH; // kernels may launch it
     write_nodes(*exec, nodes, true);
     const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
     if (!hook_object_set(*exec, &kept))
         munmap(nodes, nodes->size);
+    hook_time_nodes(*exec, (void *)frame_arg(frame, 1), flags);
 }
 
 // cuGraphCreate: (&graph, ...)

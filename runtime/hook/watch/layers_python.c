@@ -69,6 +69,7 @@ static void end_backward(void) {
 
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
+    HOOK_HOLD_SIGNALS; // once for both records, as it takes two system calls
     end_backward();
     if (name != python->none && gpt_hook_layer(python->text_of(name)))
         backward_module = name;
@@ -257,13 +258,13 @@ static object *name_of_site(object *site) {
 
 static object *enter_region(object *self, object *site) {
     (void)self;
+    object *name = site != python->none && hook_records_layers() ? name_of_site(site) : python->none;
+    HOOK_HOLD_SIGNALS; // once for both records
     end_region();
-    if (site != python->none && hook_records_layers()) {
-        object *name = name_of_site(site);
-        if (!name)
-            return NULL;
-        in_region = name != python->none && gpt_hook_layer(python->text_of(name));
-    }
+    if (!name)
+        return NULL;
+    if (name != python->none)
+        in_region = gpt_hook_layer(python->text_of(name));
     python->take(python->none);
     return python->none;
 }

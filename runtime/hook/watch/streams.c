@@ -275,6 +275,7 @@ struct timeline {
 };
 
 bool hook_gpu_time;
+uint64_t hook_node_times;
 
 static struct timeline *claim(struct thread *thread, bool make) {
     struct stream_queues queues = {&thread->timelines, &hook_watched->timelines, sizeof(struct timeline)};
@@ -320,19 +321,27 @@ static void renew_base(struct timeline *timeline) {
 
 // Reading
 
-static uint64_t stamps(float ms) {
+uint64_t hook_stamps_of(float ms) {
     double ns = ms > 0 ? (double)ms * 1e6 : 0;
     return (uint64_t)(hook_has_tsc ? ns * (double)hook_tsc_hz() / 1e9 : ns);
 }
 
+// Return the time stamp at which an event was reached, or 0.
+static uint64_t stamp_of(const struct base *base, void *event) {
+    float ms;
+    if (hook_cu.elapsed(&ms, base->event, event) != CUDA_SUCCESS)
+        return 0;
+    return ms < 0 ? base->stamp - hook_stamps_of(-ms) : base->stamp + hook_stamps_of(ms);
+}
+
 static void see(struct stream_queue *queue, struct operation *operation, bool ended) {
-    float start, duration;
+    float duration;
+    uint64_t begin = ended ? stamp_of(operation->base, operation->start) : 0;
     struct row_gpu *row = NULL;
-    if (ended && hook_cu.elapsed(&start, operation->base->event, operation->start) == CUDA_SUCCESS &&
-        hook_cu.elapsed(&duration, operation->start, operation->end) == CUDA_SUCCESS)
+    if (begin && hook_cu.elapsed(&duration, operation->start, operation->end) == CUDA_SUCCESS)
         row = hook_new_gpu_row(queue->thread);
     if (row) {
-        row->duration = stamps(duration);
+        row->duration = hook_stamps_of(duration);
         row->call = operation->call;
         row->api = operation->api;
         row->function = operation->function;
@@ -340,10 +349,10 @@ static void see(struct stream_queue *queue, struct operation *operation, bool en
         row->probed = operation->probed;
         row->stream = operation->stream;
         row->device = queue->device;
-        uint64_t base = operation->base->stamp;
-        atomic_store_explicit(&row->begin, start < 0 ? base - stamps(-start) : base + stamps(start),
-                              memory_order_release);
+        atomic_store_explicit(&row->begin, begin, memory_order_release);
     }
+    if (operation->ended) // may write a record, and so move the thread to another chunk
+        operation->ended(operation, begin ? stamp_of(operation->base, operation->first_event) : 0);
     operation->base->users--;
 }
 
@@ -371,7 +380,9 @@ void hook_gpu_begin(struct frame *frame) {
         hook_stream_is_known(hook_stream_of(frame)) ? claim(frame->thread, true) : NULL;
     if (timeline) {
         int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-        if (timeline->queue.count > STREAM_PENDING / 8)
+        // A graph's nodes can't be timed again before they are read.
+        bool nodes = hook_node_times && frame->slot->layout == LAYOUT_OBJECT;
+        if (timeline->queue.count > STREAM_PENDING / 8 || nodes)
             hook_stream_read(&timeline->queue, see);
         renew_base(timeline);
         if (timeline->base && (frame->timed = hook_stream_begin(&timeline->queue, frame))) {

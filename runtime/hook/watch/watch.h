@@ -94,6 +94,7 @@ enum note_kind {
     NOTE_DRESSED,     // struct dressed: the graph that has probes while the driver reads it
     NOTE_CHANGED,     // struct changed: a node of an executable graph
     NOTE_UNPACKED,    // struct unpacked: a node of a graph
+    NOTE_TIMED,       // struct timed_graph: the graph that is launched
 };
 struct note {
     enum note_kind kind;
@@ -264,6 +265,19 @@ struct graph_work hook_work_of(void *node, int type); // CU_GRAPH_NODE_TYPE_*
 struct graph_work hook_work_of_copy(const CUDA_MEMCPY3D *copy);
 struct graph_work hook_work_of_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set);
 void hook_add_work(struct graph_sums *sums, const struct graph_work *work);
+
+// -- node_times.c ----------------------------------------------------------
+
+// Times of the nodes of graphs (--node-times).
+
+void hook_time_nodes(uint64_t exec, void *graph, uint64_t flags); // after it was instantiated from a graph
+void hook_time_other_nodes(uint64_t exec, void *graph);           // after it was updated from a graph
+// After a call that changed a node: (exec, node, ...). `function` is its new kernel's id, or 0; `disabled` is
+// -1 if that doesn't change.
+void hook_change_timed_node(const struct frame *frame, uint32_t function, int disabled);
+extern handler hook_before_exec_destroyed;
+extern handler hook_before_timed_replay;
+extern handler hook_after_timed_replay; // if that left a note
 
 // -- ioctl.c ---------------------------------------------------------------
 
@@ -722,6 +736,8 @@ struct library {
     uint64_t end, dynamic; // end of all segments; address of its dynamic section
 };
 
+enum { TIMED_BUCKETS = 256 };
+
 struct watched {
     _Atomic uint32_t modules, functions;    // number of ids given out
     _Atomic uint32_t kernels, maps, probed; // number of ids given out, for probes
@@ -747,6 +763,8 @@ struct watched {
     _Atomic uint64_t origins_used;
     struct kept_origin origins[MAP_ENTRIES];
     _Atomic uint32_t said;
+    pthread_mutex_t timing; // guards the table of graphs whose nodes are timed
+    struct timed_graph *timed_graphs[TIMED_BUCKETS];
 };
 extern struct watched *hook_watched;
 bool hook_watched_setup(void);
@@ -777,9 +795,11 @@ size_t hook_unwind(uint64_t *addresses, size_t most);
 // When launches ran on the GPU.
 
 extern bool hook_gpu_time;
+extern uint64_t hook_node_times; // N of 1/N, or 0
 void hook_gpu_begin(struct frame *frame);
 void hook_gpu_end(struct frame *frame, bool done);
 void hook_gpu_read(struct thread *thread);
+uint64_t hook_stamps_of(float ms);
 
 // Operations put into streams: which stream they go to, whether it is being captured, the events around them,
 // and which are still pending.
@@ -799,6 +819,11 @@ struct operation {
     uint64_t stream;
     const struct frame *owner; // while the call runs
     struct base *base;         // for the queue's user
+    // For an operation whose parts are timed: called when it has ended, with the time stamp of its first
+    // event, or 0. It's NULL otherwise.
+    void (*ended)(const struct operation *operation, uint64_t begin);
+    void *first_event;
+    struct timed_graph *nodes;
     uint32_t api, function, thread;
     bool probed;
     _Atomic enum operation_state state; // the thread that ends the process may read it while the call returns

@@ -19,6 +19,7 @@ from gpt.probe.read import load
 from gpt.ptx import scan
 from gpt.ptx.prune import prune
 from tests import cuda
+from tests.probe.ptx.woven import kernel as make_kernel
 from tests.tiers import full
 
 HERE = Path(__file__).parent
@@ -222,3 +223,18 @@ def test_every_helper_at_every_instruction(arch, when, tmp_path):
         list(pool.map(lambda one: assemble(one.data, arch, tmp_path), found))
     placed = {site.probe for one in found for site in one.sites if site.woven}
     assert placed >= {f"helpers.{helper}_{types[0]}" for helper, types in asked.items()}
+
+
+def test_a_kernel_stores_its_results_before_the_probe_works_at_its_exit(tmp_path):
+    body = "ld.param.b64 %rd0, [p];\nmov.u32 %r0, %tid.x;\nmad.wide.u32 %rd1, %r0, 16, %rd0;\n"
+    for number in range(4):
+        body += f"setp.lt.u32 %p{number}, %r0, {100 - number};\n"
+        body += f"@%p{number} ld.global.f32 %f{number}, [%rd1+{4 * number}];\nex2.approx.f32 %f{number}, %f{number};\n"
+    body += "".join(f"@%p{number} st.global.f32 [%rd1+{4 * number}], %f{number};\n" for number in range(4)) + "ret;"
+    found = woven(make_kernel(body), "k", PROBES["gmem_bytes"])
+    assemble(found.data, "sm_90", tmp_path)
+    (cubin,) = tmp_path.glob("*.cubin")
+    code = re.findall(r"^\s+/\*\w{4}\*/.*", cuda.disassemble(cubin.read_bytes()), re.MULTILINE)
+    stores = [number for number, line in enumerate(code) if "STG.E desc" in line]
+    sums = [number for number, line in enumerate(code) if " REDUX" in line]
+    assert len(stores) == 4 and max(stores) < min(sums)

@@ -1,0 +1,297 @@
+// The copy of a graph in which nodes are timed (node_times.c): a clone with an event before the first node
+// and after each node, and one more at the end.
+//
+// The order must be linear: nodes that run at the same time would share what's between two events. Where a
+// kernel may begin before the one before it ends (a programmatic dependent launch), it waits for the event.
+// Other graphs are refused (`untimed` records), as are graphs with nodes that can't be cloned or that have
+// more than one effect: memory, conditional and child nodes, host functions.
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "abi/cuda.h"
+#include "hook/write/write.h"
+#include "node_times.h"
+#include "watch.h"
+
+static struct {
+    CUresult (*edges)(void *, void **, void **, CUgraphEdgeData *, size_t *);
+    CUresult (*clone)(void **, void *), (*in_clone)(void **, void *, void *);
+    CUresult (*remove)(void *, void *const *, void *const *, const CUgraphEdgeData *, size_t),
+        (*add)(void *, void *const *, void *const *, const CUgraphEdgeData *, size_t);
+    CUresult (*add_event)(void **, void *, void *const *, size_t, void *);
+    CUresult (*instantiate)(void **, void *, unsigned long long), (*upload)(void *, void *);
+    CUresult (*destroy_exec)(void *), (*destroy_graph)(void *), (*destroy_event)(void *);
+    CUresult (*wait)(void *, void *, unsigned);
+} cu;
+
+static bool find_all(void) { // since CUDA 12.3
+#define FIND(member, name) (cu.member = (__typeof__(cu.member))(uintptr_t)hook_driver_function(name))
+    return FIND(edges, "cuGraphGetEdges_v2") && FIND(clone, "cuGraphClone") &&
+           FIND(in_clone, "cuGraphNodeFindInClone") && FIND(remove, "cuGraphRemoveDependencies_v2") &&
+           FIND(add, "cuGraphAddDependencies_v2") && FIND(add_event, "cuGraphAddEventRecordNode") &&
+           FIND(instantiate, "cuGraphInstantiateWithFlags") && FIND(upload, "cuGraphUpload") &&
+           FIND(destroy_exec, "cuGraphExecDestroy") && FIND(destroy_graph, "cuGraphDestroy") &&
+           FIND(destroy_event, "cuEventDestroy_v2") && FIND(wait, "cuStreamWaitEvent");
+#undef FIND
+}
+
+bool hook_node_copies_setup(void) {
+    static _Atomic int found;
+    return hook_find_once(&found, find_all);
+}
+
+void *hook_map_nodes(size_t size) {
+    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found != MAP_FAILED)
+        return found;
+    hook_miss_graph();
+    return NULL;
+}
+
+void hook_end_timed_graph(struct timed_graph *graph) {
+    if (hook_is_alive(graph->of_context)) { // otherwise they were destroyed with it
+        int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+        if (graph->second)
+            cu.destroy_exec(graph->second);
+        if (graph->graph)
+            cu.destroy_graph(graph->graph);
+        for (uint32_t i = 0; i < graph->count + 2; i++)
+            if (graph->events[i])
+                cu.destroy_event(graph->events[i]);
+        if (graph->ran)
+            cu.destroy_event(graph->ran);
+        hook_stream_mode(mode);
+    }
+    munmap(graph, graph->size);
+}
+
+struct collected {
+    struct timed_graph *graph; // NULL: only count them
+    uint32_t count, room;
+    const struct reason *reason;
+};
+
+static const struct reason *reason_of(int type) {
+    switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+        return NULL;
+    case CU_GRAPH_NODE_TYPE_HOST:
+        return WHY(nodes_host);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        return WHY(nodes_child);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        return WHY(nodes_conditional);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        return WHY(nodes_memory);
+    default:
+        return WHY(nodes_other);
+    }
+}
+
+static bool collect(const struct graph_node *found, void *with) {
+    struct collected *all = with;
+    if ((all->reason = reason_of(found->type)))
+        return false;
+    if (all->graph && all->count < all->room) {
+        const CUDA_KERNEL_NODE_PARAMS *kernel = &found->kernel;
+        uint64_t handle = (uint64_t)(kernel->func ? kernel->func : kernel->kern);
+        all->graph->nodes[all->count] =
+            (struct timed_node){.handle = found->handle,
+                                .function = handle ? hook_ask_function(handle) : 0,
+                                .type = found->type,
+                                .origin = hook_origin_of((uint64_t)found->handle)};
+    }
+    all->count++;
+    return true;
+}
+
+static int compare_handles(const void *one, const void *two) {
+    uintptr_t a = (uintptr_t)((const struct timed_node *)one)->handle,
+              b = (uintptr_t)((const struct timed_node *)two)->handle;
+    return a < b ? -1 : a > b;
+}
+
+static uint32_t index_of(const struct timed_graph *graph, void *handle) {
+    const struct timed_node key = {.handle = handle}, *found;
+    found = bsearch(&key, graph->nodes, graph->count, sizeof(key), compare_handles);
+    return found ? (uint32_t)(found - graph->nodes) : graph->count;
+}
+
+// The edges of a graph.
+struct edges {
+    size_t count, room;
+    void **from, **to;
+    CUgraphEdgeData *data;
+};
+
+static size_t size_of(size_t room) { return room * (2 * sizeof(void *) + sizeof(CUgraphEdgeData)); }
+
+static void drop_edges(struct edges *edges) {
+    if (edges->from)
+        munmap(edges->from, size_of(edges->room));
+}
+
+// We don't ask for their number first, as the driver may refuse that for edges with data, such as those to a
+// kernel that may begin before its predecessor ends.
+static bool list_edges(void *source, size_t nodes, struct edges *edges) {
+    *edges = (struct edges){.room = 2 * nodes + 16};
+    for (;; edges->room *= 2) {
+        if (!(edges->from = hook_map_nodes(size_of(edges->room))))
+            return false;
+        edges->to = edges->from + edges->room;
+        edges->data = (CUgraphEdgeData *)(edges->to + edges->room);
+        edges->count = edges->room;
+        if (cu.edges(source, edges->from, edges->to, edges->data, &edges->count) != CUDA_SUCCESS)
+            return false;
+        if (edges->count < edges->room)
+            return true;
+        drop_edges(edges);
+    }
+}
+
+struct unordered {
+    struct timed_node node;
+    uint32_t waits, next; // how many edges lead to it; the only node that became ready after it
+};
+
+// Remove a node's edges. Returns the node that becomes ready, `count` if there's none, or more if there are
+// two.
+static uint32_t follow(struct unordered *nodes, uint32_t at, const struct timed_graph *graph,
+                       const struct edges *edges) {
+    uint32_t next = graph->count;
+    for (size_t i = 0; i < edges->count; i++) {
+        uint32_t to = edges->from[i] == nodes[at].node.handle ? index_of(graph, edges->to[i]) : graph->count;
+        if (to == graph->count)
+            continue;
+        nodes[to].node.early |= edges->data[i].type != 0;
+        if (!--nodes[to].waits)
+            next = next == graph->count ? to : graph->count + 1;
+    }
+    return next;
+}
+
+// Bring the nodes into the order in which they run. Returns false if that isn't linear: when a node has run,
+// exactly one must become ready. Edges past the next node add nothing.
+static bool order(struct timed_graph *graph, void *source) {
+    uint32_t count = graph->count, at = count, done = 0;
+    struct edges edges;
+    struct unordered *nodes = hook_map_nodes(count * sizeof(*nodes));
+    bool good = list_edges(source, count, &edges) && nodes;
+    qsort(graph->nodes, count, sizeof(*graph->nodes), compare_handles);
+    for (uint32_t i = 0; good && i < count; i++)
+        nodes[i].node = graph->nodes[i];
+    for (size_t i = 0; good && i < edges.count; i++) {
+        uint32_t to = index_of(graph, edges.to[i]);
+        good = to < count;
+        if (good)
+            nodes[to].waits++;
+    }
+    for (uint32_t i = 0; good && i < count; i++)
+        if (!nodes[i].waits)
+            at = at == count ? i : count + 1;
+    uint32_t *turns = good ? hook_map_nodes(count * sizeof(*turns)) : NULL;
+    for (; turns && at < count && done < count; at = follow(nodes, at, graph, &edges))
+        turns[done++] = at;
+    for (uint32_t i = 0; turns && done == count && i < count; i++)
+        graph->nodes[i] = nodes[turns[i]].node;
+    good = turns && done == count;
+    if (turns)
+        munmap(turns, count * sizeof(*turns));
+    if (nodes)
+        munmap(nodes, count * sizeof(*nodes));
+    drop_edges(&edges);
+    return good;
+}
+
+// Return whether a call succeeded; if not, say in the reason which one.
+static bool try(const struct reason **reason, const char *call, CUresult status) {
+    char detail[64];
+    if (status == CUDA_SUCCESS)
+        return true;
+    snprintf(detail, sizeof(detail), "%s: %d", call, status);
+    *reason = hook_make_reason("nodes_refused", detail);
+    return false;
+}
+
+// Clone the source graph, and put events before, between and after its nodes, and another one last, in place
+// of its edges. Returns why that failed, or NULL.
+static const struct reason *clone_graph(struct timed_graph *graph, void *source) {
+    void *last = NULL, *event;
+    const struct reason *why = NULL;
+    struct edges edges = {0};
+    bool good = try(&why, "cuGraphClone", cu.clone(&graph->graph, source));
+    for (uint32_t i = 0; good && i < graph->count; i++)
+        good = try(&why, "cuGraphNodeFindInClone",
+                   cu.in_clone(&graph->nodes[i].copy, graph->nodes[i].handle, graph->graph));
+    if (good && !(good = list_edges(graph->graph, graph->count, &edges)))
+        why = WHY(nodes_refused);
+    if (good && edges.count)
+        good = try(&why, "cuGraphRemoveDependencies",
+                   cu.remove(graph->graph, edges.from, edges.to, edges.data, edges.count));
+    drop_edges(&edges);
+    for (uint32_t i = 0; good && i < graph->count + 2; i++) {
+        void *node = i < graph->count ? graph->nodes[i].copy : NULL;
+        good = try(&why, "cuEventCreate", hook_cu.create(&graph->events[i], 0)) &&
+               try(&why, "cuGraphAddEventRecordNode",
+                   cu.add_event(&event, graph->graph, &last, last != NULL, graph->events[i])) &&
+               (!node || try(&why, "cuGraphAddDependencies", cu.add(graph->graph, &event, &node, NULL, 1)));
+        last = node ? node : event;
+    }
+    if (good)
+        try(&why, "cuEventCreate", hook_cu.create(&graph->ran, CU_EVENT_DISABLE_TIMING));
+    return why;
+}
+
+struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t flags,
+                                          const struct reason **reason) {
+    void *context = NULL;
+    struct collected all = {.reason = NULL};
+    hook_walk_graph(source, collect, &all);
+    *reason = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH ? WHY(nodes_device) : all.reason;
+    if (*reason || !all.count || hook_cu.get_context(&context) != CUDA_SUCCESS || !context)
+        return NULL;
+    size_t nodes = sizeof(struct timed_graph) + all.count * sizeof(struct timed_node);
+    size_t size = nodes + (all.count + 2) * sizeof(void *);
+    struct timed_graph *graph = hook_map_nodes(size);
+    if (!graph)
+        return NULL;
+    graph->users = 1;
+    graph->size = size;
+    graph->exec = exec;
+    graph->events = (void **)((char *)graph + nodes);
+    graph->context = (uint64_t)context;
+    graph->of_context =
+        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});
+    graph->flags = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+    graph->count = all.count;
+    graph->due = hook_node_times;
+    all = (struct collected){.graph = graph, .room = all.count};
+    hook_walk_graph(source, collect, &all);
+    *reason = order(graph, source) ? clone_graph(graph, source) : WHY(nodes_parallel);
+    if (!*reason)
+        return graph;
+    hook_end_timed_graph(graph);
+    return NULL;
+}
+
+const struct reason *hook_instantiate_copy(struct timed_graph *graph) {
+    const struct reason *why = NULL;
+    if (!try(&why, "cuGraphInstantiateWithFlags", cu.instantiate(&graph->second, graph->graph, graph->flags)))
+        graph->second = NULL;
+    return why;
+}
+
+void hook_upload_copy(const struct timed_graph *graph, uint64_t stream) {
+    cu.upload(graph->second, (void *)stream);
+}
+
+void hook_wait_for_copy(const struct timed_graph *graph, uint64_t stream) {
+    cu.wait((void *)stream, graph->ran, 0);
+}
