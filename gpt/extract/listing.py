@@ -17,6 +17,7 @@ from gpt.base.outputs import replacing
 from gpt.base.workers import run_all
 from gpt.extract.contents import Opened, Opener, iter_batches
 from gpt.extract.unfound import iter_unfound
+from gpt.formats.closed import find_soname
 from gpt.formats.cubin import find_ptx
 from gpt.formats.fatbin import Element
 from gpt.formats.image import FATBIN_SECTIONS, Image, Placed
@@ -84,6 +85,7 @@ class Listing:
             type=image.type,
             size=source.size,
             build_id=image.build_id,
+            soname=(find_soname(source, image.elf) or None) if image.elf else None,
             sha256=next(results),
             machine=image.machine,
         )

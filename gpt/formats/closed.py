@@ -56,7 +56,7 @@ def find_closed_kernel(names: Iterable[str]) -> str | None:
 
 def is_closed_library(source: Source, tables: Elf | None) -> bool:
     """Return whether a file is a closed library. `tables` is None if it isn't an ELF file."""
-    soname = [_find_soname(source, tables)] if tables else []
+    soname = [find_soname(source, tables)] if tables else []
     return is_closed_name([source.name, *soname], tables.build_id if tables else None)
 
 
@@ -73,7 +73,7 @@ def find_reason(kernels: Iterable[str], source: Source, tables: Elf | None) -> s
     return REASON if find_closed_kernel(kernels) or is_closed_library(source, tables) else None
 
 
-def _find_soname(source: Source, tables: Elf) -> str:
+def find_soname(source: Source, tables: Elf) -> str:
     """Return the name with which a shared library was linked, or an empty string."""
     room = MAX_DYNAMIC  # the tables in a malicious file may share bytes
     for dynamic in tables.sections:

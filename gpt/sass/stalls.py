@@ -16,6 +16,7 @@ from gpt.sass.code import Code
 from gpt.sass.graph import Graph
 from gpt.sass.masks import STARTS
 from gpt.sass.tables import Opcode
+from gpt.sass.words import SIZE
 
 BRANCH_CYCLES = 10  # a branch with any stall (docs/sass-rules.md)
 _GENERAL = (1 << STARTS.UR) - 1
@@ -36,6 +37,12 @@ def find_unscheduled(code: Code) -> int | None:
         if not stall and code.masks[index].writes and code[index].name not in _TENSOR:
             return index
     return None
+
+
+def describe_unscheduled(code: Code) -> str:
+    """Return the first instruction that has no stall though its result takes time, or an empty string."""
+    index = find_unscheduled(code)
+    return "" if index is None else f"{code[index].name} at {SIZE * index:#x} has a stall of 0"
 
 
 def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:

@@ -94,6 +94,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "unknown_opcode": ("one of its instructions is not in the instruction table of its architecture", _REPORT),
     "unbounded": ("its instructions do not show where it jumps", _REPORT),
     "unknown_entry": ("it does not begin like a kernel made by ptxas", _REPORT),
+    "no_schedule": (
+        "its instructions do not say when their results arrive: it was compiled without optimization",
+        "compile it without -O0 and without -g or -G",
+    ),
     "tile_kernel": ("it is a CUDA Tile kernel, whose launch does not say how many threads a block has", _LIMITS),
     "no_registers": ("it has no registers to spare for its probes", _LESS),
     "unproven": ("its probes could not be proven harmless", _REPORT),

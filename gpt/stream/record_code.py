@@ -46,6 +46,7 @@ CODE: dict[str, Keys] = {
         "type": ("str?", "elf, archive, fatbin, cubin, ptx or offload"),
         "size": ("u64", "size in bytes"),
         "build_id": ("str?", "hexadecimal"),
+        "soname": ("str?", "the name it was linked with, DT_SONAME; renaming the file doesn't change it"),
         "sha256": ("str?", "hexadecimal, of the file"),
         "machine": ("str?", "x86_64, aarch64 or cuda"),
         "gpu": ("u64?", "bytes in its sections with GPU code; absent if a trace found none"),

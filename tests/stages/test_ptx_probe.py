@@ -199,6 +199,31 @@ def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
     assert done.kind("ptx")[0]["data"] == large and "matches nothing" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("facts", "kernels", "code"),
+    [
+        ({"type": "elf", "path": "libcublas.so.13"}, [], "closed_library"),
+        ({"type": "elf", "soname": "libcublas.so.13"}, [], "closed_library"),
+        ({"type": "elf"}, ["_ZN6cublas4gemvEv"], "closed_library"),
+        ({"type": "ptx"}, ["_ZN6cublas4gemvEv"], None),  # anybody may write a kernel with this name
+        ({"type": "elf"}, [], None),
+    ],
+    ids=["file name", "soname", "kernel", "bare PTX", "open"],
+)
+def test_closed_libraries_get_no_probes(text, probe_file, facts, kernels, code):
+    library = records.make("library", size=1, **{"path": "lib/libmine.so"} | facts)
+    module = f"{library['path']}#0"
+    names = [item.name for item in scan_module(text).entries]
+    found = records.make("ptx", id=0, module=module, arch="sm_75", kernels=[*names, *kernels], data=text)
+    ends = wire.header("test", []), records.make("end", records=2, status=0)
+    done = weave("-p", probe_file, data=b"".join(map(wire.pack, (ends[0], library, found, ends[1]))))
+    codes = {record["name"]: record.get("code") for record in done.kind("kernel")}
+    assert set(codes.values()) >= {code} and (code is None or set(codes.values()) == {code})
+    assert bool(done.kind("map")) == (code is None)
+    if code:
+        assert [record["data"] for record in done.kind("ptx")] == [text]
+
+
 def test_a_match_that_cannot_be_woven_is_not_called_no_match(text, tmp_path):
     path = tmp_path / "out.toml"
     path.write_text(PROBE.replace("ADDR", "IN4"))

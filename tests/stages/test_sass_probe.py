@@ -11,6 +11,7 @@ from gpt.formats.closed import read_table
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.sass.arch import ARCHS
+from gpt.sass.words import Control, dump_words, parse_words, with_control
 from gpt.stream import records, wire
 from gpt.stream.packed import unpack_rows
 from tests import cuda
@@ -202,6 +203,8 @@ def test_a_program_with_a_static_closed_library(tmp_path):
         "_Z6helperPf": "closed_library",
         "_ZN6cublas4gemvEPf": "closed_library",
     }
+    rows = [row for answer in explain(data=data).kind("answer") for row in unpack_rows(answer)[1]]
+    assert {row[0] for row in rows if "closed_library" in row} == {"_Z6helperPf", "_ZN6cublas4gemvEPf"}
 
 
 def test_kernels_and_their_sites(image):
@@ -265,17 +268,42 @@ def test_places_with_too_few_registers(image):
 
 
 @pytest.mark.parametrize(
-    ("library", "names", "build_id"),
-    [("lib/libcublas.so.13", None, None), ("libmine.so", ["_ZN6cublas4gemvEv"], None), ("libmine.so", None, "closed")],
+    ("library", "names", "facts"),
+    [
+        ("lib/libcublas.so.13", None, {}),
+        ("libmine.so", ["_ZN6cublas4gemvEv"], {}),
+        ("libmine.so", None, {"build_id": read_table()["build-id"][0]}),
+        ("libmine.so", None, {"soname": "libcublas.so.13"}),
+    ],
+    ids=["file name", "kernel", "build id", "soname"],
 )
-def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, library, names, build_id):
-    known = build_id and read_table()["build-id"][0]
-    found = records.make("library", path=library, type="elf", size=1, build_id=known)
+def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, library, names, facts):
+    found = records.make("library", path=library, type="elf", size=1, **facts)
     kernels = {"kernels": [{"name": name} for name in names]} if names else {}
     nonsense = image.replace(b".nv.info.copy", b".nv.xxxx.copy")  # this change isn't noticed
-    done = explain(data=segment(found, element(nonsense, library, **kernels)))
+    start, size = text_of(image, "copy")
+    nonsense = nonsense[:start] + b"\xff" * size + nonsense[start + size :]  # no table has this opcode
+    data = segment(found, element(nonsense, library, **kernels))
+    done = explain(data=data)
     assert {row["kernel"]: row["code"] for row in rows(done)} == dict.fromkeys(("copy", "sums"), "closed_library")
     assert len(rows(done)) == 2
+    done = weave("-p", "block_sched", data=data)
+    assert {record["code"] for record in done.kind("kernel")} == {"closed_library"}
+    assert done.kind("cubin")[0]["data"] == nonsense
+
+
+def test_code_without_a_schedule(image):
+    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize. The kernel's sites are shown."""
+    start, size = text_of(image, "copy")
+    words = parse_words(image[start : start + size])
+    bare = dump_words([with_control(word, Control(0, True, 7, 7, 0, 0)) for word in words])
+    data = segment(element(image[:start] + bare + image[start + size :]))
+    found = {row["kernel"]: row for row in rows(explain(data=data)) if "instruction" not in row}
+    copy = found["copy"]
+    assert (copy["code"], copy["detail"], copy["sites"]) == ("no_schedule", "LDC at 0x0 has a stall of 0", 4)
+    assert "code" not in found["sums"]
+    left = {record["name"]: record.get("code") for record in weave("-p", "block_sched", data=data).kind("kernel")}
+    assert left == {"copy": "no_schedule", "sums": None}
 
 
 @pytest.mark.parametrize(("arch", "code"), [("sm_80", "not_proven"), ("sm_75", "no_table"), ("x\x1b", "no_table")])

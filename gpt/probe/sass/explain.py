@@ -21,9 +21,10 @@ from gpt.probe.model import Position, Probe, ProbeFile
 from gpt.probe.positions import matches
 from gpt.sass.arch import arch_of
 from gpt.sass.graph import UnboundedError
-from gpt.sass.kernels import read_kernel
+from gpt.sass.kernels import Kernel, read_kernel
 from gpt.sass.masks import Registers, name_ranges
 from gpt.sass.sites import ENTRY, Site, iter_sites
+from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import Table, UnknownOpcodeError, table_of
 from gpt.stream import records
 from gpt.stream.packed import Packer
@@ -143,11 +144,20 @@ def _explain_kernel(cubin: CubinEditor, name: str, table: Table, wanted: Wanted)
         min((n for n in column if n is not None), default=None)
         for column in zip(*(row.free for row in sites), strict=True)
     ]
-    reason = None if kernel.has_usual_entry else Reason("unknown_entry", kernel.code[0].name)
-    whole = leave_alone(name, Reason("tile_kernel") if KernelEditor(cubin, name).is_tile else reason)
+    whole = leave_alone(name, _find_reason(kernel, KernelEditor(cubin, name).is_tile))
     whole.sites, whole.registers, whole.free = len(sites), kernel.registers, least or Row.free
     yield whole
     yield from sites
+
+
+def _find_reason(kernel: Kernel, is_tile: bool) -> Reason | None:
+    """Return why a kernel that can be read is left alone, or None if it isn't."""
+    if is_tile:
+        return Reason("tile_kernel")
+    if not kernel.has_usual_entry:
+        return Reason("unknown_entry", kernel.code[0].name)
+    unscheduled = describe_unscheduled(kernel.code)
+    return Reason("no_schedule", unscheduled) if unscheduled else None
 
 
 def _explain_site(kernel: str, site: Site, wanted: Wanted) -> Row | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.formats.closed import REASON as CLOSED
-from gpt.formats.closed import find_closed_kernel, is_closed_name
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.plan.closed import ClosedCode
 from gpt.probe.sass.explain import Wanted, explain_cubin, leave_alone, make_answer
 from gpt.stream import records
 from gpt.stream.reasons import Reason
@@ -29,7 +29,7 @@ class Explaining:
         self._stage, self._wanted = stage, wanted
         self._keep, self._drop = keep, drop
         self._idle = dict.fromkeys(keep)  # parts of -k that no name has matched so far
-        self._build_ids: dict[str, str] = {}  # by library
+        self._closed = ClosedCode()
         self._elements = self._with_bytes = self._explained = 0  # cubins in the segment, and kernels
         self._names: list[str] = []  # some of the excluded kernels
         self._warned = False
@@ -39,8 +39,7 @@ class Explaining:
         if record["kind"] == "end":
             yield from self._report()
         yield record
-        if record["kind"] == "library" and isinstance(record.get("build_id"), str):
-            self._build_ids[str(record.get("path"))] = record["build_id"]
+        self._closed.note(record)
         if record["kind"] == "element" and record.get("type") == "cubin":
             yield from self._element(record)
 
@@ -68,8 +67,7 @@ class Explaining:
             return None
         self._explained += len(wanted)
         listed = [symbol["name"] for symbol in record["kernels"]]
-        library = record["library"]
-        if is_closed_name([library], self._build_ids.get(library)) or find_closed_kernel([*names, *listed]):
+        if self._closed.covers(record["library"], [*names, *listed]):
             rows = [leave_alone(kernel, Reason(CLOSED)) for kernel in wanted]
         else:
             rows = list(explain_cubin(cubin, record["arch"], wanted, self._wanted))

@@ -44,7 +44,7 @@ def announce(words: list[int], table: Table) -> tuple[list[int], int]:
         control, entry = control_of(word), table.opcode(word)
         reads = any(o.file in ("R", "UR") and o.reads.most > 0 for o in entry.operands)
         silent = control.read_barrier == control.write_barrier == NO_BARRIER
-        if reads and silent and (entry.variable or entry.name == "STS"):
+        if reads and silent and entry.variable:
             word = with_control(word, control._replace(read_barrier=spare))
             wait |= 1 << spare
         elif control.read_barrier < NO_BARRIER:

@@ -49,6 +49,7 @@ from gpt.sass.check import Version, check
 from gpt.sass.graph import UnboundedError
 from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
+from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import UnknownOpcodeError, table_of
 from gpt.sass.words import NO_BARRIER, SIZE, bits, dump_words, with_control
 from gpt.sass.woven import Declaration, Moved
@@ -108,6 +109,8 @@ class _Weaver:
             raise LeftAlone("tile_kernel", "", name)
         if not self.original.kernel.has_usual_entry:
             raise LeftAlone("unknown_entry", self.original.kernel.code[0].name, name)
+        if unscheduled := describe_unscheduled(self.original.kernel.code):
+            raise LeftAlone("no_schedule", unscheduled, name)
         self.kernel: Kernel = announce_stack_pointer(self.original.kernel)
         self.amended = frozenset({0} if self.kernel is not self.original.kernel else ())
 

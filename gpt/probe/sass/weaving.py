@@ -15,9 +15,9 @@ from typing import Any
 from gpt.base.errors import GptError
 from gpt.formats.callgraph import KeptWhole
 from gpt.formats.closed import REASON as CLOSED
-from gpt.formats.closed import find_closed_kernel, is_closed_name
 from gpt.formats.cubin_drop import drop_kernels
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.plan.closed import ClosedCode
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.stream import Weaving
 from gpt.probe.plan.woven import Woven
@@ -61,7 +61,7 @@ class SassWeaving(Weaving[_Cubin]):
         super().__init__(*args)
         self.count, self._original = count, original
         self._modules = self._maps = FIRST
-        self._build_ids: dict[str, str] = {}  # by library
+        self._closed = ClosedCode()
         self._asked: int | None = None  # the module record that requests kernels
         self._limit: int | None = None  # the limit for registers that it sets
         self._compilers: dict[str, Compiler] = {}
@@ -70,8 +70,7 @@ class SassWeaving(Weaving[_Cubin]):
         """Yield a record, or if it's an element with a cubin, the records that replace it."""
         if record["kind"] == "module":
             self._asked, self._limit = record.get("id"), record.get("registers")
-        if record["kind"] == "library" and isinstance(record.get("build_id"), str):
-            self._build_ids[str(record.get("path"))] = record["build_id"]
+        self._closed.note(record)
         if record["kind"] == self.kind and (record.get("type") != "cubin" or "data" not in record):
             yield record
             return
@@ -83,14 +82,13 @@ class SassWeaving(Weaving[_Cubin]):
 
     def open(self, record: dict[str, Any], name: str) -> _Cubin:
         """Read an element."""
-        library, listed = record["library"], [symbol["name"] for symbol in record["kernels"]]
-        arch = record["arch"]
+        arch, listed = record["arch"], [symbol["name"] for symbol in record["kernels"]]
         try:
             reason = None if arch_of(arch).proven else Reason("not_proven", arch)
         except GptError:
             reason = Reason("no_table", arch)
         cubin = _Cubin(record["data"], arch, reason)
-        if is_closed_name([library], self._build_ids.get(library)) or find_closed_kernel([*cubin.names, *listed]):
+        if self._closed.covers(record["library"], [*cubin.names, *listed]):
             cubin.reason = Reason(CLOSED)
         return cubin
 

@@ -61,11 +61,11 @@ def derive(arch: str) -> tuple[str, list[str]]:
     target = COMPILED_AS.get(arch, arch)
     table, found = derive_table(target, *find_tools(target))
     left = {f"{one.word:032x} {one.text}: {one.registers}" for one in found.unexplained}
-    omitted = sorted({f"{one.word & 0xFFF:03x}" for one in found.unexplained})
     text = dump_table(table)
-    if omitted:  # see gpt/sass/derive/table.py
+    if found.left_out:  # see gpt/sass/derive/table.py
         title, made_with, rest = text.split("\n", 2)
-        text = f"{title}\n{made_with}\n# left out: {' '.join(omitted)}\n{rest}"
+        omitted = " ".join(f"{number:03x}" for number in found.left_out)
+        text = f"{title}\n{made_with}\n# left out: {omitted}\n{rest}"
     return text, sorted(left)
 
 

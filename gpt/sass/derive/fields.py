@@ -94,9 +94,10 @@ def _moved(
     """Yield each register that another one replaces: its file, the bit that differs, and whether the number grew."""
     if len(before) == len(after):
         changed = {(old, new) for old, new in zip(before, after, strict=True) if old != new}  # it may be printed twice
-        if len(changed) != 1:
+        # A number may stand for several operands: `tmem[UR4], idesc[UR5]`. All of them move together.
+        if len({(old[0], new[0], new[1] - old[1]) for old, new in changed}) != 1:
             return
-        (file, old), (other, new) = changed.pop()
+        (file, old), (other, new) = min(changed)
         if file != other:
             return
     else:  # an operand that's printed only if it's a register
@@ -115,14 +116,18 @@ def _moved(
 
 
 def find_hidden(oracle: Oracle, words: Sequence[int], sizes: dict[str, int], known: Sequence[Field]) -> list[Field]:
-    """Return the fields that show only in the lists of registers."""
+    """Return the fields that show only in the lists of registers. The text of other forms may show a known one."""
     votes: set[tuple[str, int, int]] = set()
-    operands = sum({field.low: field.mask for field in known}.values())
     for word in words:
+        before = oracle.ask([word], each=True)[0]
+        if before is None:
+            continue
+        named = registers_of(before.text, sizes)
+        shown = [one for one in known if one.number(word) == one.none or (one.file, one.number(word)) in named]
+        operands = sum({one.low: one.mask for one in shown}.values())
         bits = [bit for bit in range(FIRST, LAST + 1) if not operands >> bit & 1]
-        before, *turned = oracle.ask([word, *(word ^ 1 << bit for bit in bits)], each=True)
-        for bit, after in zip(bits, turned, strict=True):
-            if before is None or after is None:
+        for bit, after in zip(bits, oracle.ask([word ^ 1 << bit for bit in bits], each=True), strict=True):
+            if after is None:
                 continue
             for old, new in zip(before[1:], after[1:], strict=True):
                 for file in {*old, *new}:

@@ -16,16 +16,18 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import count, groupby, islice
 
 from gpt.base.arch import parse_arch
 from gpt.base.errors import GptError
 from gpt.base.scratch import scratch_folder
 
 LINES = 12  # instructions per kernel
+PAIR = "cta_group::2"  # ptxas doesn't accept instructions with and without it in one kernel
 TYPES = {"r": "b32", "d": "b64", "f": "f32", "g": "f64", "h": "b16", "q": "b128"}
 _LETTER = re.compile(r"(?<![\w%.])([rdfghpqRDFGHPQASCL])(?![\w.])")
 _SOURCE = re.compile(r"(?<![\w%.])([rdfgp])(?![\w.])")
-_LINE = re.compile(r"(?:\[(sm_\w+)\] )?([a-z{].*?)(?: \| ([uai]+))?")
+_LINE = re.compile(r"(?:\[((?:\.\.)?sm_\w+)\] )?([a-z{].*?)(?: \| ([uai]+))?")
 _ERROR = re.compile(r"line (\d+)")
 CONSTANTS = {"r": "21", "d": "0x123456789", "f": "0f40490fdb", "g": "0d400921fb54442d18"}
 
@@ -42,7 +44,7 @@ def iter_variations(arch: str) -> Iterator[str]:
     """Yield the instructions of lines.txt for an architecture, with their sources marked `r`, `u:r` or `i:r`."""
     for line in files("gpt.sass.derive").joinpath("kernels", "lines.txt").read_text("utf-8").splitlines():
         found = _LINE.fullmatch(line)
-        if not found or (found[1] and parse_arch(found[1]) > parse_arch(arch)):
+        if not found or (found[1] and not _has(arch, found[1])):
             continue
         text, ways = found[2], found[3] or ""
         yield text
@@ -56,6 +58,13 @@ def iter_variations(arch: str) -> Iterator[str]:
                 for place in reversed(group):
                     made = f"{made[:place]}{'i' if way == 'i' else 'u'}:{made[place:]}"
                 yield made
+
+
+def _has(arch: str, wanted: str) -> bool:
+    """Return whether a line in brackets is for an architecture: `sm_90` and later, up to `..sm_90`, only `sm_100a`."""
+    if wanted.startswith(".."):
+        return parse_arch(arch)[:2] <= parse_arch(wanted[2:])[:2]
+    return arch == wanted if wanted.endswith("a") else parse_arch(wanted) <= parse_arch(arch)
 
 
 class Kernel:
@@ -130,9 +139,11 @@ class Kernel:
 
 def iter_modules(arch: str) -> Iterator[tuple[str, str]]:
     """Yield the name and PTX of each module for an architecture, without its first lines (version and target)."""
-    variations = list(iter_variations(arch))
-    for start in range(0, len(variations), LINES):
-        yield f"lines{start // LINES}", Kernel(f"lines{start // LINES}", variations[start : start + LINES]).text()
+    number = count()
+    for _, variations in groupby(iter_variations(arch), lambda text: PAIR in text):
+        while some := list(islice(variations, LINES)):
+            name = f"lines{next(number)}"
+            yield name, Kernel(name, some).text()
     for path in sorted(files("gpt.sass.derive").joinpath("kernels").iterdir(), key=lambda path: path.name):
         if path.name.endswith(".ptx"):
             text = path.read_text("utf-8")

@@ -5,9 +5,9 @@ does so only for cubins, so this module builds one with a section per word, whic
 no word is unreachable or affects another. A driver wouldn't load that cubin, but nvdisasm needs only its code.
 
 `nvdisasm -b` takes bare words and prints only text. It reports the address of each word that it can't decode, and takes
-20 microseconds per word where `-plr` takes 500. So every word goes through `-b` first, and of the words whose text
-differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this changes nothing.
-nvdisasm takes half a second to start, so ask for thousands of words at once.
+20 microseconds per word where `-plr` takes 500. So every word goes through `-b` first, and of the words with the same
+opcode whose text differs only in constants, one goes through `-plr`; `test_derive.py` checks on random words that this
+changes nothing. nvdisasm takes half a second to start, so ask for thousands of words at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Oracle:
         self.arch = arch
         self._header = header
         self._texts: dict[int, str | None] = {}
-        self._known: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # by text without constants
+        self._known: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # by opcode and text without constants
 
     def texts(self, words: Sequence[int]) -> list[str | None]:
         """Return the text of each word, None if it can't be decoded. A jump's distance is relative to its own place."""
@@ -82,7 +82,7 @@ class Oracle:
         """
         texts = self.texts(words)
         kinds = [
-            None if text is None or _leads_away(text) else f"{word & ~CONTROL:x}" if each else _kind(text)
+            None if text is None or _leads_away(text) else f"{word & ~CONTROL:x}" if each else _kind(word, text)
             for word, text in zip(words, texts, strict=True)
         ]
         new = {
@@ -157,9 +157,14 @@ def _with_distance(text: str, place: int) -> str:
     return f"{found[1]}.{int(found[2], 16) - place:+#x}"
 
 
-def _kind(text: str) -> str:
-    """Return text without its constants."""
-    return _CONSTANT.sub("#", text)
+def _kind(word: int, text: str) -> str:
+    """Return a word's opcode and its text without constants.
+
+    Another opcode may have an operand that no text shows. A constant after an address says which registers are accessed
+    (`LDG.E.ENL2.256 R16, R8, desc[UR4][R40.64], 0xfe`), so it stays.
+    """
+    address, bracket, rest = text.rpartition("]")
+    return f"{word & 0xFFF:03x} {_CONSTANT.sub('#', address)}{bracket}{rest if bracket else _CONSTANT.sub('#', rest)}"
 
 
 def _leads_away(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Make the table of an architecture: compile the test kernels, and ask nvdisasm about every opcode in them.
 
 An opcode for which nvdisasm lists a register that no operand names is left out: rejecting it is better than a wrong
-entry.
+entry. So is one if nvdisasm lists no registers for any of its words that were tried. The table's head names both.
 
 Opcodes that differ only in the kind of an operand (a register, a constant, a uniform register: bits 9 to 11) are forms
 of one instruction. ptxas uses only some of them, so the others are tried as well, in words made from a known form.
@@ -60,6 +60,7 @@ class Derivation:
     def __init__(self, arch: str, ptxas: str, nvdisasm: str) -> None:
         self.facts: SassArch = arch_of(arch)
         self.unexplained: list[Unexplained] = []
+        self.left_out: list[int] = []
         self.seeds: dict[int, list[int]] = defaultdict(list)
         self._variable: set[int] = set()
         cubin = compile_ptx(ptxas, arch, "".join(text for _, text in iter_modules(arch)))
@@ -84,17 +85,22 @@ class Derivation:
         self._ask_texts(seeds)
         every = self._measure(seeds)
         self.unexplained = [one for samples in every.values() for one in samples.unexplained]
+        self.left_out = [
+            number
+            for number, samples in sorted(every.items())
+            if samples.unexplained or not any(shape is not None for shape in samples.known.values())
+        ]
         return {
             number: self._opcode(number, samples, seeds[number], forms[number])
             for number, samples in sorted(every.items())
-            if not samples.unexplained
+            if number not in self.left_out
         }
 
     def _measure(self, seeds: dict[int, list[int]]) -> dict[int, Samples]:
         """Find the fields and widths of every opcode, in rounds: a form may have operands that no earlier one had."""
         sizes = self.facts.register_bits
         turned = {number: words[:SEEN] for number, words in seeds.items()}
-        hidden: dict[int, list[int]] = {}
+        hidden: dict[int, list[int]] = defaultdict(list)
         left = sorted(seeds)
         every: dict[int, Samples] = {}
         for turn in range(ROUNDS):
@@ -102,16 +108,16 @@ class Derivation:
             self.oracle.ask([word ^ bit for words in hidden.values() for word in words for bit in TURNS], each=True)
             for number in left:
                 fields = _with_others(number, find_fields(self.oracle, turned[number], sizes), every)
-                more = find_hidden(self.oracle, hidden.get(number, []), sizes, fields)
+                more = find_hidden(self.oracle, hidden[number], sizes, fields)
                 call = any(_name(text) == "CALL" for text in self.oracle.texts(seeds[number]) if text)
-                every[number] = Samples(sorted([*fields, *more], key=_order), sizes, call, more)
+                every[number] = Samples(sorted({*fields, *more}, key=_order), sizes, call, more, each=turn > 0)
             find_counts(self.oracle, [(every[number], seeds[number]) for number in left])
             left = [number for number in left if every[number].unexplained]
             for number in left:
                 words = _one_of_each(every[number].unexplained)
                 turned[number] = turned[number] + words
                 if turn:  # flipping those bits didn't make the text show the operand
-                    hidden[number] = words
+                    hidden[number] += words
         return every
 
     def _ask_texts(self, words: Mapping[int, Sequence[int]]) -> None:

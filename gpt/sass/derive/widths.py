@@ -45,7 +45,8 @@ class Samples:
     fields: list[Field]
     sizes: dict[str, int]  # bits of a register number, by register file
     call: bool
-    hidden: list[Field] = field(default_factory=list)  # fields in `fields` that no text names
+    hidden: list[Field] = field(default_factory=list)  # fields in `fields` that some or all texts don't name
+    each: bool = False  # words with the same text may differ in their registers
     modifiers: int = 0  # mask of the bits that aren't operands
     known: dict[int, tuple[tuple[int, int], ...] | None] = field(default_factory=dict)
     unexplained: list[Unexplained] = field(default_factory=list)
@@ -95,7 +96,11 @@ class Samples:
         if self.call:  # anything else in the list is a guess about the called function
             return tuple((0, reads) for _, reads in shape)
         left = _left(effect, word, self.fields, shape)
-        ours = {(one.file, one.number(word)) for one in self.fields}
+        ours = {
+            (one.file, one.number(word) + more)
+            for one, counts in zip(self.fields, shape, strict=True)
+            for more in range(max(1, *counts))
+        }
         for file, number in sorted(named):  # nvdisasm doesn't list UR0, but prints it
             if (file, number) not in ours and number != (1 << self.sizes[file]) - 1:
                 left += f" names {file}{number}"
@@ -129,9 +134,9 @@ def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
         new = [key for key in dict.fromkeys(samples.queue) if key not in samples.known]
         asked += [(samples, key, samples.spread(key)) for key in new]
         samples.queue.clear()
-    oracle.ask([word for samples, _, word in asked if not samples.hidden])
-    oracle.ask([word for samples, _, word in asked if samples.hidden], each=True)
-    effects = [oracle.ask([word], each=bool(samples.hidden))[0] for samples, _, word in asked]
+    oracle.ask([word for samples, _, word in asked if not samples.each])
+    oracle.ask([word for samples, _, word in asked if samples.each], each=True)
+    effects = [oracle.ask([word], each=samples.each)[0] for samples, _, word in asked]
     for (samples, key, word), effect in zip(asked, effects, strict=True):
         samples.known[key] = shape = samples.read(word, effect)
         if shape is not None:
