@@ -1,8 +1,8 @@
 """Find what to subtract from the times of nodes that 'gpt-hook run --node-times' measured between events.
 
 On an H200, an event makes each node take about 2.8 us longer, although two events with nothing in between are only
-1.3 us apart (docs/measured.md). So the cost isn't taken from these two events: it's chosen to make a graph's nodes add up
-to the GPU time of its replays without events. A node's time then includes the gap before it.
+1.3 us apart (docs/measured.md). So the cost isn't taken from these two events: it's chosen so that a graph's nodes add
+up to the GPU time of its replays without events. A node's time then includes the gap before it.
 """
 
 from __future__ import annotations
