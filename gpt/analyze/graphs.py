@@ -219,7 +219,8 @@ def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, tim
     if cost.replay is None:
         how = "the time between two events, as no replay without events has a GPU time; that's likely too little"
     else:
-        how = f"so that the nodes add up to {human_time(cost.replay)}, the median of replays without events"
+        how = "so that the nodes add up to" if cost.each else "they don't add up to more than"
+        how += f" {human_time(cost.replay)}, the median of replays without events"
     yield (
         f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with an event"
         f" between any two nodes; a node's time is that between its events, less {human_time(cost.each)}: {how}"
