@@ -20,6 +20,7 @@ from gpt.trace.replays import COPIES, Replays, sum_replays
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpt.trace.event_costs import EventCost
     from gpt.trace.graphs import GraphContents, Operation
     from gpt.trace.model import TraceModel
     from gpt.trace.node_times import TimedReplay
@@ -67,7 +68,7 @@ NODES_OF = (
     Column("time", "u64", "ns", "median"),
     Column("least", "u64", "ns", shown="never"),
     Column("most", "u64", "ns", shown="never"),
-    Column("pause", "u64", "ns", shown="never"),
+    Column("events", "u64", "ns", shown="never"),
     Column("share", "f64", "%"),
 )
 
@@ -89,6 +90,8 @@ class Replayed(NamedTuple):
 
 def graphs(trace: TraceModel) -> Answers:
     """Yield the graphs that were launched, in the order of their first launches, and their kernels by name."""
+    from gpt.trace.event_costs import median
+
     found = _find_graphs(trace)
     if not found:
         return
@@ -96,12 +99,12 @@ def graphs(trace: TraceModel) -> Answers:
     rows, kernels = [], []
     for graph in found:
         took = times[graph.number]["duration"] if graph.number in times else None
-        gpu = (float(took.sum()), _median(took), float(took.max())) if took is not None else (None,) * 3
+        gpu = (float(took.sum()), median(took), float(took.max())) if took is not None else (None,) * 3
         made, copies = graph.made, graph.copies
         since = max(0, int(trace.times(graph.process, _stamps([made.since]))[0]))
         copied = sum(one.nodes for one in copies), sum(one.bytes for one in copies)
         rows.append((graph.number, graph.handle, graph.process.pid, since, made.nodes, made.kernels.total(),
-                     len(graph.calls), *gpu, _median(graph.calls["duration"]), *copied))  # fmt: skip
+                     len(graph.calls), *gpu, median(graph.calls["duration"]), *copied))  # fmt: skip
         names = graph.process.kernels()
         # by name, since several functions may have the same name: number of nodes, and the entries in `spans`
         own: dict[str, tuple[int, int, int, float]] = {}
@@ -164,31 +167,37 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
 
 def _iter_nodes(trace: TraceModel, found: list[Replayed], times: dict[int, Any]) -> Answers:
     """Yield the nodes of graphs that were timed one by one, and why others weren't."""
+    from gpt.trace.event_costs import find_costs, find_pause
+
     rows: list[tuple[Any, ...]] = []
     verdict = []
+    costs = {process: find_costs(trace, number) for number, process in enumerate(trace.processes)}
     for graph in found:
         graphs = graph.process.graphs
         if reason := graphs.untimed(graph.handle, graph.made):
             verdict.append(f"graph {graph.number}: no times of nodes: {reason}; {reason.advice.partition(': ')[2]}")
         replays = graphs.timed(graph.handle, graph.made)
         if replays:
-            rows += _list_nodes(trace, graph, replays)
-            verdict += _tell_cost(graph, replays, times[graph.number]) if graph.number in times else ()
+            key = graph.handle, graph.made.since
+            cost = costs[graph.process].get(key) or find_pause(graph.process, replays)
+            rows += _list_nodes(trace, graph, replays, cost)
+            verdict += _tell_cost(graph, replays, cost, times.get(graph.number))
     if rows or verdict:
         yield make_answer("nodes", NODES_OF, rows, verdict, top=TOP, plots=[plot("bars", "kernel", "time")])
 
 
-def _list_nodes(trace: TraceModel, graph: Replayed, replays: list[TimedReplay]) -> Iterator[tuple[Any, ...]]:
+def _list_nodes(
+    trace: TraceModel, graph: Replayed, replays: list[TimedReplay], cost: EventCost
+) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each node of a graph. The last replay tells which ones it has."""
     import numpy as np
 
     from gpt.trace.calls_store import times_of
     from gpt.trace.modules import find_modules
+    from gpt.trace.node_times import same_nodes
 
-    process, last = graph.process, replays[-1]
-    same = [one for one in replays if np.array_equal(one.functions, last.functions)]
-    times = process.clock.durations(np.array([one.own for one in same], np.uint64))
-    pause = _median(process.clock.durations(_stamps([one.pause for one in same])))
+    process, last, same = graph.process, replays[-1], same_nodes(replays)
+    times = cost.own(process, _stamps([one.durations for one in same]))
     modules: list[str | None] = [None] * len(last.types)
     if trace.ranges(number := trace.processes.index(process)).texts:
         known, which = find_modules(trace, number, times_of(process, last.calls), last.threads)
@@ -198,28 +207,32 @@ def _list_nodes(trace: TraceModel, graph: Replayed, replays: list[TimedReplay]) 
     for at, (type_, function) in enumerate(zip(last.types.tolist(), last.functions.tolist(), strict=True)):
         name = process.kernels().get(function, f"#{function}") if function else f"({name_type(type_)})"
         yield (at + 1, name, modules[at], graph.number, len(same), medians[at], times[:, at].min(), times[:, at].max(),
-               pause, 100 * medians[at] / whole)  # fmt: skip
+               cost.each, 100 * medians[at] / whole)  # fmt: skip
 
 
-def _tell_cost(graph: Replayed, replays: list[TimedReplay], times: Any) -> Iterator[str]:
+def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, times: Any) -> Iterator[str]:
     """Say how the nodes of a graph were timed, and how much longer these replays took."""
     import numpy as np
 
-    from gpt.trace.calls_store import times_of
+    from gpt.trace.event_costs import call_keys, find_keys, median
 
-    clock = graph.process.clock
-    pause = _median(clock.durations(_stamps([one.pause for one in replays])))
+    if cost.replay is None:
+        how = "the time between two events, as no replay without events has a GPU time; that's likely too little"
+    else:
+        how = "so that the nodes add up to" if cost.each else "they don't add up to more than"
+        how += f" {human_time(cost.replay)}, the median of replays without events"
     yield (
         f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with an event"
-        f" between any two nodes; a node's time is that between its events, less {human_time(pause)} for an event"
+        f" between any two nodes; a node's time is that between its events, less {human_time(cost.each)}: {how}"
     )
     if early := int(replays[-1].early.sum()):
         what = f"{amount(early, 'node')} may begin before the node before ends, but waited for it in such a replay"
         yield f"graph {graph.number}: {what}"
-    calls = times_of(graph.process, _stamps([one.start for one in replays]))
-    timed = np.isin(_key(times["thread"], times["call"]), _key(_stamps([one.thread for one in replays]), calls))
+    if times is None:
+        return
+    timed = np.isin(call_keys(times["thread"], times["call"]), find_keys(graph.process, replays))
     if timed.any() and not timed.all():
-        took, others = (human_time(_median(times["duration"][chosen])) for chosen in (timed, ~timed))
+        took, others = (human_time(median(times["duration"][chosen])) for chosen in (timed, ~timed))
         yield f"graph {graph.number}: such a replay took {took}, another one {others} (medians)"
 
 
@@ -227,12 +240,6 @@ def _stamps(values: Any) -> Any:
     import numpy as np
 
     return np.array(values, np.uint64)
-
-
-def _median(values: Any) -> int:
-    import numpy as np
-
-    return int(np.percentile(values, 50, method="inverted_cdf"))
 
 
 def _find_graphs(trace: TraceModel) -> list[Replayed]:
@@ -253,20 +260,18 @@ def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
     """Return the known times of each graph's replays, in ns."""
     import numpy as np
 
+    from gpt.trace.event_costs import call_keys
+
     times = trace.gpu_times()
     numbers = {process: number for number, process in enumerate(trace.processes)}
     mine: dict[int, Any] = {}
     for graph in found:
         own = times[(times["process"] == numbers[graph.process]) & (times["function"] == 0)]
-        chosen = np.isin(_key(own["thread"], own["call"]), _key(graph.calls["thread"], graph.calls["start"]))
+        keys = call_keys(own["thread"], own["call"])
+        chosen = np.isin(keys, call_keys(graph.calls["thread"], graph.calls["start"]))
         if chosen.any():
             mine[graph.number] = own[chosen]
     return mine
-
-
-def _key(threads: Any, starts: Any) -> Any:
-    """Return a number that identifies each call within a process."""
-    return starts.astype("<u8") * _stamps(0x9E3779B97F4A7C15) + threads
 
 
 def _spans(trace: TraceModel, found: list[Replayed]) -> dict[tuple[int, int], tuple[int, int, float]]:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.calls_store import times_of
+from gpt.trace.event_costs import EventCost, find_costs
 from gpt.trace.modules import describe_path, find_paths
 from gpt.trace.node_times import name_type
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
     from gpt.trace.node_times import TimedReplay
-    from gpt.trace.process import Process
 
 MEASURED = {"timed": "with events around it (--node-times)"}
 
@@ -38,21 +38,23 @@ def iter_nodes(model: TraceModel, gpu: npt.NDArray[np.void]) -> Iterator[PlacedN
         own = np.flatnonzero((gpu["process"] == number) & (gpu["function"] == 0))
         keys = zip(gpu["thread"][own].tolist(), gpu["call"][own].tolist(), strict=True)
         rows = dict(zip(keys, own.tolist(), strict=True))
+        costs = find_costs(model, number)
         for handle, graph in process.graphs.iter_all():
             for replay in process.graphs.timed(handle, graph):
                 call = replay.thread, int(times_of(process, np.array([replay.start], np.uint64))[0])
                 if call in rows:
-                    yield _place(model, number, process, replay, gpu, rows[call])
+                    yield _place(model, number, replay, costs[handle, graph.since], gpu, rows[call])
 
 
 def _place(
-    model: TraceModel, number: int, process: Process, replay: TimedReplay, gpu: npt.NDArray[np.void], row: int
+    model: TraceModel, number: int, replay: TimedReplay, cost: EventCost, gpu: npt.NDArray[np.void], row: int
 ) -> PlacedNodes:
+    process = model.processes[number]
     first = int(gpu["begin"][row])
     last = first + int(gpu["duration"][row])
     begin = int(times_of(process, np.array([replay.begin], np.uint64))[0])
     begins = begin + process.clock.durations(replay.begins).astype(np.int64)
-    ends = begins + process.clock.durations(replay.own).astype(np.int64)
+    ends = begins + np.rint(cost.own(process, replay.durations)).astype(np.int64)
     names = process.kernels()
     titles = [
         names.get(function, f"#{function}") if not type_ else name_type(type_).capitalize()

@@ -1,7 +1,7 @@
 """Times of the nodes of graphs, from the replays that 'gpt-hook run --node-times' measured.
 
-Such a replay runs a copy of the graph with an event between any two nodes. The time between two events includes an
-event: `pause` is how long that takes, measured between two events without a node in between.
+Such a replay runs a copy of the graph with an event between any two nodes. The time between two events includes the
+cost of an event (gpt/trace/event_costs.py). `pause` is the time between two events without a node in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TimedReplay(NamedTuple):
     """A replay whose nodes were timed, in time stamps: `thread` and `start` identify its call, and its first node could
     begin at `begin`. For each node: its type, its function (or 0), the thread and time stamp of the call that created
     it, whether the graph lets it begin before the node before it ends, when it could begin in this replay, and the time
-    from then to its end, which includes `pause`.
+    from then to its end, which includes an event.
     """
 
     thread: int
@@ -43,10 +43,10 @@ class TimedReplay(NamedTuple):
     begins: Column
     durations: Column
 
-    @property
-    def own(self) -> Column:
-        """The time of each node without the event."""
-        return self.durations - np.minimum(self.durations, np.uint64(self.pause))
+
+def same_nodes(replays: list[TimedReplay]) -> list[TimedReplay]:
+    """Return the replays that ran the same kernels as the last one."""
+    return [one for one in replays if np.array_equal(one.functions, replays[-1].functions)]
 
 
 class NodeTimes:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import pytest
 
 from gpt.analyze.lib.attribution import find_layer, fold
-from gpt.stream import records
 from gpt.trace.modules import LAYERS
 from tests.analyze.asked import Answers, ask, run
-from tests.analyze.moments import APIS, EXEC, KERNELS, MS, at, launches, ranges, replays, times
+from tests.analyze.moments import (
+    APIS,
+    CAPTURED,
+    KERNELS,
+    LAYERED,
+    MS,
+    at,
+    graph,
+    launches,
+    node_times,
+    ranges,
+    replays,
+    times,
+)
 from tests.trace import forge
-
-
-def graph(since: float, nodes: list[tuple[int, int, float]], told: bool = True, **more: object) -> list[dict]:
-    """Return an executable graph whose nodes are (function, thread, ms) of captured calls; ms 0 if unknown."""
-    counts = {function: [one[0] for one in nodes].count(function) for function, *_ in nodes}
-    keys = {"nodes": len(nodes), "functions": list(counts), "launches": list(counts.values()), "operations": []}
-    made = [records.make("graph", exec=EXEC, at=at(since), **{**keys, **more})]
-    columns = list(zip(*nodes, strict=True))
-    if told:
-        calls = [at(ms) if ms else 0 for ms in columns[2]]
-        made.append(records.make("graph_nodes", exec=EXEC, at=at(since), functions=list(columns[0]),
-                                 threads=list(columns[1]), calls=calls))  # fmt: skip
-    return made
 
 
 def by(what: str, *inner: list[dict] | dict, **options: object) -> Answers:
@@ -71,10 +70,6 @@ def test_gpu_time_and_copies_belong_to_the_range_of_their_call():
     }  # fmt: skip
 
 
-LAYERED = [*ranges(("layers.0.attn", 1, 2), ("layers.0.mlp", 2, 3), ("layers.1.attn", 3, 4), domain=LAYERS)]
-CAPTURED = [(1, 1, 1.5), (2, 1, 2.5), (1, 1, 3.5)]
-
-
 def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
     eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 14))
     found = by("module", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
@@ -85,15 +80,6 @@ def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
     assert "estimated: 14.0ms of replays" in found.verdicts["by_module"][0]
     found = by("layer", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
     assert rows(found, "layer", "gpu_total") == {"layers.0": (12 * MS,), "layers.1": (6 * MS,)}
-
-
-def node_times(start: float, durations: list[int], pause: int = 0) -> dict:
-    """Return the times of CAPTURED's nodes and of a copy captured in layers.0.mlp, in ms."""
-    count = len(durations)
-    return records.make("node_times", exec=EXEC, thread=2, start=at(start), begin=at(start), pause=pause,
-                        types=[0, 0, 0, 1][:count], functions=[1, 2, 1, 0][:count], threads=[1] * count,
-                        calls=[at(ms) for ms in (1.5, 2.5, 3.5, 2.6)][:count], early=[0] * count, begins=[0] * count,
-                        durations=[ms * MS + pause for ms in durations])  # fmt: skip
 
 
 def test_a_replay_is_split_by_the_times_of_its_nodes():

@@ -2,15 +2,17 @@
 
     python tests/gpu/node_times.py [1/N]
 
-Run by tests/gpu/run.sh. Needs torch. The results must be the same as without it. The time of each node is compared with
-what CUPTI (PyTorch's profiler) measures for the kernels of eager steps and of replays, in order. For the cost, it
-times replays with and without the option.
+Run by tests/gpu/run.sh. Needs torch. The results must be the same as without it. All nodes are compared with what a
+replay takes in a run with --gpu-time alone, and each layer's share with its share of eager steps' kernels, as CUPTI
+(PyTorch's profiler) measures them. The time of each node is compared with CUPTI's for eager steps and for replays, too.
+For the cost, it times replays with and without the option.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -69,6 +71,21 @@ def compare(title: str, ours: list[float], theirs: list[float]) -> dict[str, Any
             "residual_ns": statistics.pstdev(rest)}  # fmt: skip
 
 
+def shares(modules: list[str], times: list[float]) -> dict[str, float]:
+    """Return the percentage of each layer, or of a module outside of layers."""
+    found: dict[str, float] = {}
+    for module, time in zip(modules, times, strict=True):
+        layer = (re.match(r"layers\.\d+", module) or [module])[0]
+        found[layer] = found.get(layer, 0) + 100 * time / sum(times)
+    return found
+
+
+def compare_layers(modules: list[str], ours: list[float], theirs: list[float]) -> dict[str, tuple[float, float, float]]:
+    """Return for each layer its share in both, and how far the first is from the second, in %."""
+    pairs = shares(modules, ours), shares(modules, theirs)
+    return {name: (one, pairs[1][name], 100 * (one / pairs[1][name] - 1)) for name, one in pairs[0].items()}
+
+
 def main() -> int:
     share = sys.argv[1] if sys.argv[1:] else "1/10"
     OUT.mkdir(parents=True, exist_ok=True)
@@ -91,8 +108,8 @@ def main() -> int:
             return 1
         run(sys.executable, PROGRAM, work / "profile.json")
         profile = json.loads((work / "profile.json").read_text())
-        ways = {"between events": [row["time"] + row["pause"] for row in nodes],
-                "less a pause": [row["time"] for row in nodes]}  # fmt: skip
+        ways = {"between events": [row["time"] + row["events"] for row in nodes],
+                "less events": [row["time"] for row in nodes]}  # fmt: skip
         told = [
             compare(f"{way}, {name}", times, medians(profile[name]))
             for way, times in ways.items() for name in ("eager", "replays") if profile[name]
@@ -101,16 +118,26 @@ def main() -> int:
         told.append(compare("CUPTI, replays, eager", same[1], same[0]))
         for one in told:
             print(*(f"{key} {value:.2f}" if isinstance(value, float) else value for key, value in one.items()))
+        graphs = answers("graphs", work / "gpu.mp")
+        (whole,) = [row["p50"] for row in graphs if row.get("answer") == "graphs" and "p50" in row]
+        layers = {}
+        if len(same[0]) == len(nodes):
+            layers = compare_layers([row["module"] or "" for row in nodes], ways["less events"], same[0])
         facts = {"share": share, "plain": plain, "gpu_time": timed, "node_times": found,
-                 "pause_ns": nodes[0]["pause"], "compared": told, "nodes": nodes, "eager": same[0], "replays": same[1],
+                 "replay_ns": whole, "layers": layers, "compared": told, "nodes": nodes,
+                 "eager": same[0], "replays": same[1],
                  "names": [name for name, _ in profile["eager"][0]]}  # fmt: skip
         (OUT / "node_times.json").write_text(json.dumps(facts, indent=1))
         print(f"a replay: {plain['replay_us']:.1f} us, with --gpu-time {timed['replay_us']:.1f} us, with --node-times"
               f" {share} {found['replay_us']:.1f} us (medians on the host)")  # fmt: skip
-        nearest = next((one for one in told if one["title"] == "less a pause, eager"), {})
-        whole, usual = nearest.get("sum", 100), nearest.get("median", 100)
-        expect(abs(whole) <= NEAR, f"all nodes: {whole:+.2f} % from eager's kernels")
-        expect(usual <= NEAR, f"a node: {usual:.2f} % from eager's kernel (median)")
+        apart = 100 * (sum(ways["less events"]) / whole - 1)
+        expect(
+            abs(apart) <= NEAR, f"all nodes: {apart:+.2f} % from the {whole / 1000:.1f} us of a replay with --gpu-time"
+        )
+        expect(bool(layers), f"{len(nodes)} nodes, {len(same[0])} kernels in an eager step")
+        for name, (ours, theirs, off) in layers.items():
+            what = f"{name}: {ours:.2f} % of the nodes' time, {theirs:.2f} % of eager's kernels, {off:+.2f} % apart"
+            expect(abs(off) <= NEAR, what)
     return int(failed)
 
 

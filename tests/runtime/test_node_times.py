@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from gpt.screen.units import human_time
 from tests.analyze.asked import Answers, run
 from tests.runtime import hooked
 from tests.runtime.probing import kept
@@ -152,14 +153,22 @@ def test_a_failing_kernel_fails_as_always(tmp_path, share):
 
 
 def test_the_answer(tmp_path):
-    recorded(tmp_path, "plain")
+    trace, _ = recorded(tmp_path, "plain")
     done = run("graphs", "--json", tmp_path / "t.mp")
     found = Answers(done.stdout)
     rows = found.rows["nodes"]
     assert [(row["node"], row["kernel"], row["timed"]) for row in rows] == [
         *((at, "spin", 3) for at in range(1, 5)), (5, "(memcpy)", 3),
     ]  # fmt: skip
-    assert all(row["least"] >= 1e6 * ms - row["pause"] for row, ms in zip(rows, MS, strict=False))
+    assert all(row["least"] >= 1e6 * ms - row["events"] for row, ms in zip(rows, MS, strict=False))
+    timed = {one["start"] for one in trace.of("node_times")}
+    gpu = [row for record in trace.of("gpu_times") for row in hooked.rows(record)]
+    bare = sorted(row["duration"] for row in gpu if row["call"] in replays(trace) and row["call"] not in timed)
+    assert len(bare) == 7
+    whole = ns(trace, [bare[3]])[0]
+    took = sum(row["time"] for row in rows)
+    assert abs(took - whole) < 5 if rows[0]["events"] else took <= whole
+    assert f" {human_time(whole)}, the median of replays without events" in found.verdicts["nodes"][0]
     assert all(row["least"] <= row["time"] <= row["most"] for row in rows)
     assert sum(row["share"] for row in rows) == pytest.approx(100, abs=0.1)
     assert found.verdicts["nodes"][0].startswith("graph 1: 3 replays of 10 ran a copy with an event between any two")

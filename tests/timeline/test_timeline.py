@@ -53,6 +53,17 @@ def check_rows(found):
             stack.append(end)
 
 
+def test_nodes_take_as_long_as_in_a_replay_without_events():
+    graph = records.make("graph", exec=0, at=ZERO, nodes=2, functions=[1], launches=[2], operations=[])
+    timed = records.make("node_times", exec=0, thread=1, start=ZERO + 30 * US, begin=ZERO + 42 * US, pause=US,
+                         types=[0, 0], functions=[1, 1], threads=[0, 0], calls=[0, 0], early=[0, 0],
+                         begins=[0, 9 * US], durations=[9 * US, 7 * US])  # fmt: skip
+    calls = call("cuGraphLaunch", 30, 5), call("cuGraphLaunch", 70, 5)
+    rows = rows_of(chrome(segment(*calls, graph, timed, ran(42, 16, 0, 30, api=5), ran(75, 10, 0, 70, api=5))))
+    below = [(begin // US - 10**6, end // US - 10**6) for begin, end, _ in rows["default stream (2)"]]
+    assert below == [(42, 48), (51, 55)]  # less 3 us: 10 us together
+
+
 def test_nodes_of_a_replay_are_below_it():
     graph = records.make("graph", exec=0, at=ZERO, nodes=3, functions=[1, 2], launches=[1, 1], operations=[])
     timed = records.make("node_times", exec=0, thread=1, start=ZERO + 30 * US, begin=ZERO + 43 * US, pause=US,

@@ -25,6 +25,7 @@ from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
 from gpt.screen.demangle import demangle
 from gpt.screen.units import amount, human_time
 from gpt.trace.calls_store import times_of
+from gpt.trace.event_costs import EventCost, find_costs
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
 from gpt.trace.node_times import name_type
@@ -88,6 +89,7 @@ class _Part:
     process: Process
     ranges: OpenRanges
     texts: list[tuple[str | None, str]]
+    costs: dict[tuple[int, int], EventCost]  # by handle and the graph's `since`
     direct: dict[Key, Sums] = field(default_factory=lambda: defaultdict(Sums))
     replays: dict[Replay, Sums] = field(default_factory=lambda: defaultdict(Sums))
     nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # paths by the thread and stamp of origins
@@ -195,7 +197,8 @@ def _add_up(trace: TraceModel, number: int, manner: Manner) -> _Part:
     texts = trace.ranges(number).texts
     wanted = [at for at, (domain, _) in enumerate(texts)
               if (manner.ranges and domain != LAYERS) or (manner.layers and domain == LAYERS)]  # fmt: skip
-    part = _Part(process, OpenRanges(trace.ranges(number), process, trace.last(number), wanted), texts)
+    part = _Part(process, OpenRanges(trace.ranges(number), process, trace.last(number), wanted), texts,
+                 find_costs(trace, number))  # fmt: skip
     origins = _list_origins(process)
     streams = ((_iter_launches(trace, number), MOMENT), (_iter_times(trace, number), TIMED), (iter([origins]), CREATED))
     launching = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
@@ -326,6 +329,7 @@ class _Verdict:
     no_origin: float = 0  # launches in replays of nodes whose creation isn't recorded
     split: float = 0  # ns
     by_node: float = 0  # ns that were split by the times of nodes
+    rough: float = 0  # the part of by_node whose cost of events is a guess
     unsplit: float = 0
 
     def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
@@ -345,6 +349,9 @@ class _Verdict:
         if self.by_node:
             how = "in proportion to the times of their nodes, which --node-times measured in some of them"
             yield f"{human_time(self.by_node)} of replays split {how}"
+        if self.rough:
+            why = "no replay without events has a GPU time, so the cost of events isn't known well"
+            yield f"{human_time(self.rough)} of them are less exact: {why}"
         if self.unsplit:
             fact = (
                 "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs"
@@ -373,9 +380,12 @@ def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdi
 def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: GraphContents) -> dict[str, float]:
     """Add up the times of a graph's nodes by label, over the replays that timed them; empty if none did."""
     found: dict[str, float] = defaultdict(float)
+    if (cost := part.costs.get((handle, graph.since))) is None:
+        return {}
     for one in part.process.graphs.timed(handle, graph):
         nodes = zip(*(getattr(one, name).tolist() for name in ("types", "functions", "threads", "calls")), strict=True)
-        for (type_, function, thread, call), time in zip(nodes, one.own.tolist(), strict=True):
+        times = cost.own(part.process, one.durations).tolist()
+        for (type_, function, thread, call), time in zip(nodes, times, strict=True):
             origin = part.nodes.get((thread, call), NO_PATH) or path
             copy = type_ and manner.label is _by_kernel
             found[f"({name_type(type_)})" if copy else manner.label(part, origin, function)] += time
@@ -397,7 +407,9 @@ def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int
         whole = sum(timed.values())
         for label, time in timed.items():
             rows[label] += Sums(timed=sums.timed, time=sums.time * time / whole)
-        verdict.by_node += sums.time if len(timed) > 1 else 0
+        split = sums.time if len(timed) > 1 else 0
+        verdict.by_node += split
+        verdict.rough += split if part.costs[handle, since].replay is None else 0
         return
     copies = any(one.type in ("memcpy", "memset") for one in graph.operations or ()) if graph else False
     weights = [means.get(part.kernel(function), 0.0) * count for (_, function), count in nodes]

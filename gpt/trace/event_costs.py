@@ -1,0 +1,107 @@
+"""Find what to subtract from the times of nodes that 'gpt-hook run --node-times' measured between events.
+
+On an H200, an event makes each node take about 2.8 us longer, although two events with nothing in between are only
+1.3 us apart (docs/measured.md). So the cost isn't taken from these two events: it's chosen so that a graph's nodes add
+up to the GPU time of its replays without events. A node's time then includes the gap before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpt.trace.calls_store import times_of
+from gpt.trace.node_times import same_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpt.trace.model import TraceModel
+    from gpt.trace.node_times import TimedReplay
+    from gpt.trace.process import Process
+
+Times = npt.NDArray[np.float64]
+
+
+class EventCost(NamedTuple):
+    """The ns that events add to each node of a graph, and the ns of its replays without events: their median, or None
+    if none has a GPU time. Without it, the cost is the time between two events with nothing in between.
+    """
+
+    each: float
+    replay: int | None
+
+    def own(self, process: Process, durations: npt.NDArray[np.uint64]) -> Times:
+        """Return the ns of nodes without their events, from time stamps."""
+        return np.maximum(process.clock.durations(durations) - self.each, 0)
+
+
+def find_costs(trace: TraceModel, number: int) -> dict[tuple[int, int], EventCost]:
+    """Return the cost of events in each graph of a process whose nodes were timed, by its handle and `since`."""
+    process = trace.processes[number]
+    found = {(handle, graph.since): process.graphs.timed(handle, graph) for handle, graph in process.graphs.iter_all()}
+    timed = {key: replays for key, replays in found.items() if replays}
+    bare = _list_untimed(trace, number, timed) if timed else {}
+    return {key: _find_cost(process, replays, bare.get(key)) for key, replays in timed.items()}
+
+
+def _find_cost(process: Process, replays: list[TimedReplay], bare: Times | None) -> EventCost:
+    if bare is None:
+        return find_pause(process, replays)
+    times = process.clock.durations(np.array([one.durations for one in same_nodes(replays)], np.uint64))
+    whole = median(bare)
+    return EventCost(find_excess(np.percentile(times, 50, axis=0, method="inverted_cdf"), whole), whole)
+
+
+def find_pause(process: Process, replays: list[TimedReplay]) -> EventCost:
+    """Return the cost if no replay without events has a GPU time."""
+    return EventCost(median(process.clock.durations(np.array([one.pause for one in replays], np.uint64))), None)
+
+
+def find_excess(times: Times, whole: float) -> float:
+    """Return what to subtract from each time, none of which gets below 0, so that `whole` remains.
+
+    If the k longest times stay above 0, it's (their sum - whole) / k, which is largest for the right k.
+    """
+    sums = np.cumsum(np.sort(times)[::-1])
+    return float(((sums - whole) / np.arange(1, len(sums) + 1)).max(initial=0))
+
+
+def _list_untimed(
+    trace: TraceModel, number: int, timed: dict[tuple[int, int], list[TimedReplay]]
+) -> dict[tuple[int, int], Times]:
+    """Return the GPU times of the replays of these graphs that ran without events."""
+    process = trace.processes[number]
+    places = [place for place in trace.gpus() if place[0] == number]
+    gpu = [rows[rows["function"] == 0] for rows in trace.iter_gpu_times(places)] if places else []
+    calls = [part[trace.chosen(part, type="graph", op="launch")]
+             for part in trace.iter_calls("object", "stamp", process=number)]  # fmt: skip
+    if not gpu or not calls:
+        return {}
+    rows, launches = np.concatenate(gpu), np.concatenate(calls)
+    keys = call_keys(rows["thread"], rows["call"])
+    with_events = np.isin(keys, find_keys(process, (one for replays in timed.values() for one in replays)))
+    found = {}
+    for handle, graph, own in process.graphs.iter_launched(launches["object"], launches["stamp"]):
+        mine = np.isin(keys, call_keys(launches["thread"][own], launches["start"][own])) & ~with_events
+        if mine.any():
+            found[handle, graph.since] = rows["duration"][mine].astype(np.float64)
+    return found
+
+
+def find_keys(process: Process, replays: Iterable[TimedReplay]) -> Any:
+    """Return the keys of the calls that launched these replays."""
+    pairs = np.array([(one.thread, one.start) for one in replays], np.uint64).reshape(-1, 2)
+    return call_keys(pairs[:, 0], times_of(process, pairs[:, 1]))
+
+
+def call_keys(threads: Any, starts: Any) -> Any:
+    """Return a number that identifies each call of a process, from its thread and its start in ns."""
+    return starts.astype("<u8") * np.uint64(0x9E3779B97F4A7C15) + threads
+
+
+def median(values: Any) -> int:
+    """Return the median, one of the values."""
+    return int(np.percentile(values, 50, method="inverted_cdf"))

@@ -1,0 +1,67 @@
+"""The cost of events is taken off nodes, which then add up to the time of a replay without events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpt.screen.units import human_time
+from gpt.trace.event_costs import find_excess
+from tests.analyze.asked import ask
+from tests.analyze.moments import APIS, CAPTURED, KERNELS, LAYERED, MS, graph, node_times, replays, times
+from tests.trace import forge
+
+COPIED = [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]
+
+
+@pytest.mark.parametrize(
+    ("took", "whole", "excess"),
+    [((5, 3, 1), 6, 1), ((10, 1, 1), 4, 6), ((1, 12, 3, 2), 9, 3), ((5, 3), 9, 0), ((), 3, 0), ((4, 4), 0, 4)],
+)
+def test_what_is_left_adds_up(took, whole, excess):
+    given = np.array(took, float)
+    assert find_excess(given, whole) == excess
+    assert np.maximum(given - excess, 0).sum() == min(whole, sum(took))
+
+
+def recorded(*gpu: tuple[int, float], pause: int = 500) -> list:
+    """Return a trace whose first replay took 30 ms, with nodes of 1, 2, 3 and 6 ms, and replays without events."""
+    calls = [(2, 50), *((2, ms) for ms, _ in gpu)]
+    took = times((2, 50, 2, 0, 30), *((2, ms, 2, 0, each) for ms, each in gpu))
+    nodes = node_times(50, [1, 2, 3, 6], pause)
+    return [took, *graph(5, CAPTURED, operations=COPIED), *replays(*calls), *LAYERED, nodes]
+
+
+def nodes_of(flat: list) -> tuple[list, str]:
+    found = ask("graphs", forge.trace(*APIS, *KERNELS, *flat))
+    return [(row["time"], row["events"]) for row in found.rows["nodes"]], " ".join(found.verdicts["nodes"])
+
+
+@pytest.mark.parametrize(
+    ("others", "cost", "left"),
+    [((8, 9, 7.5), 1, (0, 1, 2, 5)), ((10, 1, 11), 0.5, (0.5, 1.5, 2.5, 5.5)), ((6,), 5 / 3, (0, 1 / 3, 4 / 3, 13 / 3)),
+     ((40,), 0, (1, 2, 3, 6))],
+)  # fmt: skip
+def test_nodes_add_up_to_a_replay_without_events(others, cost, left):
+    found, said = nodes_of(recorded(*((80 + at, one) for at, one in enumerate(others)), pause=0))
+    assert found == [(round(one * MS), round(cost * MS)) for one in left]
+    whole = human_time(sorted(others)[len(others) // 2] * MS)
+    how = "so that the nodes add up to" if cost else "they don't add up to more than"
+    assert f"{how} {whole}, the median of replays without events" in said
+    assert f"such a replay took 30.0ms, another one {whole} (medians)" in said
+
+
+def test_without_such_a_replay_a_pause_is_subtracted():
+    found, said = nodes_of(recorded())
+    assert found == [(ms * MS, 500) for ms in (1, 2, 3, 6)]
+    assert "less 500ns: the time between two events, as no replay without events has a GPU time" in said
+    split = ask("summary", forge.trace(*APIS, *KERNELS, *recorded()), args=("--by", "module"))
+    assert split.verdicts["by_module"][1].startswith("30.0ms of them are less exact: no replay without events")
+
+
+def test_replays_are_split_without_the_events():
+    given = forge.trace(*APIS, *KERNELS, *recorded((80, 8), (90, 2), (100, 40), pause=0))
+    found = ask("summary", given, args=("--by", "module"))
+    took = {row["name"]: row["gpu_total"] for row in found.rows["by_module"]}
+    assert took == {"layers.N.attn": 20 * MS, "layers.N.mlp": 60 * MS}  # 2 to 6
+    assert len(found.verdicts["by_module"]) == 1
