@@ -48,10 +48,10 @@ KERNELS = (
 )
 LAUNCHES = (*LAUNCH, Column("conflicting", "f64", "%", "conflicting passes"), *COUNTS)
 STRIDES = (
-    Column("name", "text", "kernel", "accesses of"),
-    Column("bytes", "u64", "bytes", "of a lane"),
-    Column("stride", "i64?", title="lane to lane"),
-    Column("ways", "f64", title="passes for one"),
+    Column("name", "text", "kernel", "accesses by"),
+    Column("bytes", "u64", "bytes", "per lane"),
+    Column("stride", "i64?", title="lane stride"),
+    Column("ways", "f64"),
     Column("requests", "u64"),
     Column("conflicts", "u64"),
 )
@@ -194,9 +194,9 @@ class BankConflict(MapAnalysis):
         name = shorten(printable(brief_name(name)), NAMED, middle=False)
         share = human_share(100 * kernel.sums["conflicts"] / total["conflicts"])
         (size, stride), sums = max(kernel.strides.items(), key=lambda one: one[1]["passes"] - one[1]["least"])
-        where = f"{share} of them in {name}, most where lanes access {size} bytes {stride} bytes apart"
+        where = f"{share} of them in {name}, most in accesses of {size} bytes per lane, {stride} bytes apart"
         all_ = human_share(100 * total["conflicts"] / total["passes"])
-        return f"{all_} of the passes are conflicts; {where}: {sums['passes'] / sums['least']:.3g} passes for one"
+        return f"{all_} of the passes are conflicts; {where}: {sums['passes'] / sums['least']:.3g} passes instead of 1"
 
 
 def find_passes(saved: SavedBuffer, threads: int, in_turn: bool = False) -> Passes:

@@ -65,7 +65,7 @@ def test_strides_and_what_is_said_of_them():
     assert found.verdicts["kernels"] == [
         "bank_conflict:requests 2 passes 33 conflicts 31",
         "93.9 % of the passes are conflicts; 100.0 % of them in k, "
-        "most where lanes access 4 bytes 256 bytes apart: 32 passes for one",
+        "most in accesses of 4 bytes per lane, 256 bytes apart: 32 passes instead of 1",
         "of the blocks that are sampled",
         "1 launch ran with probes",
     ]
