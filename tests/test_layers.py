@@ -89,7 +89,7 @@ def test_a_plan_knows_no_instruction_set():
     snippet's body needs the PTX tree and types, and the layout of logs, but no module.
     """
     allowed = {
-        "plan": ("gpt.base.", "gpt.formats.params", "gpt.stream.", "gpt.probe."),
+        "plan": ("gpt.base.", "gpt.formats.closed", "gpt.formats.params", "gpt.stream.", "gpt.probe."),
         "lower": ("gpt.ptx.tree", "gpt.ptx.types", "gpt.stream.rooms", "gpt.probe."),
     }
     for folder, begin in allowed.items():

@@ -101,7 +101,7 @@ def test_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path):
 def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypatch):
     real = Tools(None).first().path
     path = fake.ptxas(tmp_path / "swapping", f'{SWAP.format(result="bodies.cubin")}exec {real} "$@"')
-    monkeypatch.setattr(snippets, "Tools", lambda _: Tools(str(path)))
+    monkeypatch.setattr(snippets, "Tools", lambda _, **more: Tools(str(path), **more))
     body = ".func NAME() { ret; }\n"
     compiler = snippets.Compiler("sm_90", table_of("sm_90"), Cache(None))
     compiler.compile([body])

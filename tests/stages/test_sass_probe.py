@@ -12,48 +12,19 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.sass.arch import ARCHS
 from gpt.sass.words import Control, dump_words, parse_words, with_control
-from gpt.stream import records, wire
+from gpt.stream import records
 from gpt.stream.packed import unpack_rows
 from tests import cuda
+from tests.stages.cubins import compiled, element, segment
 from tests.stages.tools import run
 
-SOURCE = """
-extern "C" __global__ void copy(float4 *x, const float4 *y) { x[threadIdx.x] = y[threadIdx.x]; }
-extern "C" __global__ void sums(int *x, int *y) {
-    __shared__ int part;
-    if (threadIdx.x == 0) part = 0;
-    __syncthreads();
-    atomicAdd(&part, x[threadIdx.x]);
-    __syncthreads();
-    atomicAdd(y, part);
-}
-"""
 LOADS = '[loads]\nposition = "{}"\ndatamodel = "thread:8"\nbefore = "SAVE.u64 {{ADDR}};"\n'
 NEEDED = "gpt-sass-probe: error: -p PROBE is required: a probe file, or the name of a built-in probe\n"
-
-
-def compiled(arch="sm_90", source=SOURCE):
-    try:
-        return cuda.nvrtc_compile(source, arch)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def image():
     return compiled()
-
-
-def element(image, library="libfoo.so", arch="sm_90", **more):
-    names = [{"name": "copy"}, {"name": "sums"}]
-    sizes = {"region": 0, "index": 3, "offset": 0, "header_size": 0, "payload_size": len(image), "size": len(image)}
-    keys = {"library": library, "type": "cubin", "arch": arch, **sizes, "codec": "none", "flags": 0, "kernels": names}
-    return records.make("element", **keys | {"functions": [], "variables": 0, "data": image} | more)
-
-
-def segment(*found):
-    ends = wire.header("test", []), records.make("end", records=0, status=0)
-    return b"".join(map(wire.pack, (ends[0], *found, ends[1])))
 
 
 def explain(*options, data, status=0):

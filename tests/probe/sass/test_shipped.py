@@ -18,7 +18,7 @@ from gpt.sass.tables import table_of
 from gpt.stages.sass_probe import main
 from tests.probe.sass import running
 from tests.sass.interp.cases import CASES
-from tests.stages.test_sass_probe import compiled, element, segment
+from tests.stages.cubins import compiled, element, segment
 
 CASE = {case.name: case for case in CASES}
 PROBES = sorted(path.stem for path in snippets.PROBES.glob("*.toml"))
