@@ -65,7 +65,7 @@ class Figure(NamedTuple):
 def read_figures(path: Path) -> list[Figure]:
     """Read the rows of a file, whose format is described in gpt-analyze-exposed_latency(1).
 
-    Raises OSError, or a MalformedError that gives the line.
+    Raises OSError if the file can't be read, and MalformedError with the number of a malformed line.
     """
     with open(path, "rb") as file:
         data = file.read(LONGEST + 1)

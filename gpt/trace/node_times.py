@@ -82,4 +82,5 @@ class NodeTimes:
     def reason(self, handle: int, since: int, until: int | None) -> Reason | None:
         """Return why the nodes of a handle weren't timed from some moment of a period on, or None."""
         own = [(at, reason) for at, reason in self._reasons.get(handle, ()) if until is None or at < until]
-        return max(own, key=lambda one: one[0])[1] if own and max(own)[0] >= since else None
+        at, reason = max(own, key=lambda one: one[0], default=(-1, None))
+        return reason if at >= since else None

@@ -83,8 +83,8 @@ class Coverage:
             yield f"{human(self.quick)} of buffers were packed without zstd: writing couldn't keep up with the probes"
 
     def reasons(self, what: str) -> Iterator[str]:
-        """Yield a line that begins with `what` and gives the main reasons why launches ran without probes, then a line
-        for each remedy.
+        """Say why launches ran without probes: yield one line with the main reasons, which begins with `what`, and one
+        line for each remedy.
         """
         reasons, times = Counter[Reason](), defaultdict[Reason, float](float)
         for (_, reason), launches in self.unprobed.items():

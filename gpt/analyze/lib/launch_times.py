@@ -1,5 +1,5 @@
-"""Match launches with their work on the GPU. For each launch, this gives the duration of the call, and when its kernel
-or graph began and how long it ran.
+"""Match launches with what they ran on the GPU: find out how long each call took, when its kernel or graph began, and
+how long that ran.
 
 A launch *starves* the GPU if no earlier launch of the process was still waiting or running when its call returned:
 nothing was queued, so the GPU had to wait for the host. A launch is *short* if its work took less time than its call.

@@ -138,78 +138,6 @@ static void drop_edges(struct edges *edges) {
         munmap(edges->from, size_of(edges->room));
 }
 
-// We don't ask for their number first, as the driver may refuse that for edges with data, such as those to a
-// kernel that may begin before its predecessor ends.
-static bool list_edges(void *source, size_t nodes, struct edges *edges) {
-    *edges = (struct edges){.room = 2 * nodes + 16};
-    for (;; edges->room *= 2) {
-        if (!(edges->from = hook_map_nodes(size_of(edges->room))))
-            return false;
-        edges->to = edges->from + edges->room;
-        edges->data = (CUgraphEdgeData *)(edges->to + edges->room);
-        edges->count = edges->room;
-        if (cu.edges(source, edges->from, edges->to, edges->data, &edges->count) != CUDA_SUCCESS)
-            return false;
-        if (edges->count < edges->room)
-            return true;
-        drop_edges(edges);
-    }
-}
-
-struct unordered {
-    struct timed_node node;
-    uint32_t waits, next; // how many edges lead to it; the only node that became ready after it
-};
-
-// Remove a node's edges. Returns the node that becomes ready, `count` if there's none, or more if there are
-// two.
-static uint32_t follow(struct unordered *nodes, uint32_t at, const struct timed_graph *graph,
-                       const struct edges *edges) {
-    uint32_t next = graph->count;
-    for (size_t i = 0; i < edges->count; i++) {
-        uint32_t to = edges->from[i] == nodes[at].node.handle ? index_of(graph, edges->to[i]) : graph->count;
-        if (to == graph->count)
-            continue;
-        nodes[to].node.early |= edges->data[i].type != 0;
-        if (!--nodes[to].waits)
-            next = next == graph->count ? to : graph->count + 1;
-    }
-    return next;
-}
-
-// Bring the nodes into the order in which they run. Returns false if that isn't linear: when a node has run,
-// exactly one must become ready. Edges past the next node add nothing.
-static bool order(struct timed_graph *graph, void *source) {
-    uint32_t count = graph->count, at = count, done = 0;
-    struct edges edges;
-    struct unordered *nodes = hook_map_nodes(count * sizeof(*nodes));
-    bool good = list_edges(source, count, &edges) && nodes;
-    qsort(graph->nodes, count, sizeof(*graph->nodes), compare_handles);
-    for (uint32_t i = 0; good && i < count; i++)
-        nodes[i].node = graph->nodes[i];
-    for (size_t i = 0; good && i < edges.count; i++) {
-        uint32_t to = index_of(graph, edges.to[i]);
-        good = to < count;
-        if (good)
-            nodes[to].waits++;
-    }
-    for (uint32_t i = 0; good && i < count; i++)
-        if (!nodes[i].waits)
-            at = at == count ? i : count + 1;
-    uint32_t *turns = good ? hook_map_nodes(count * sizeof(*turns)) : NULL;
-    for (; turns && at < count && done < count; at = follow(nodes, at, graph, &edges))
-        turns[done++] = at;
-    for (uint32_t i = 0; turns && done == count && i < count; i++)
-        graph->nodes[i] = nodes[turns[i]].node;
-    good = turns && done == count;
-    if (turns)
-        munmap(turns, count * sizeof(*turns));
-    if (nodes)
-        munmap(nodes, count * sizeof(*nodes));
-    drop_edges(&edges);
-    return good;
-}
-
 // Return whether a call succeeded; if not, say in the reason which one.
 static bool try(const struct reason **reason, const char *call, CUresult status) {
     char detail[64];
@@ -218,6 +146,100 @@ static bool try(const struct reason **reason, const char *call, CUresult status)
     snprintf(detail, sizeof(detail), "%s: %d", call, status);
     *reason = hook_make_reason("nodes_refused", detail);
     return false;
+}
+
+// We don't ask for their number first, as the driver may refuse that for edges with data, such as those to a
+// kernel that may begin before its predecessor ends.
+static bool list_edges(void *source, size_t nodes, struct edges *edges, const struct reason **why) {
+    *edges = (struct edges){.room = 2 * nodes + 16};
+    for (;; edges->room *= 2) {
+        if (!(edges->from = hook_map_nodes(size_of(edges->room)))) {
+            *why = WHY(nodes_refused);
+            return false;
+        }
+        edges->to = edges->from + edges->room;
+        edges->data = (CUgraphEdgeData *)(edges->to + edges->room);
+        edges->count = edges->room;
+        CUresult status = cu.edges(source, edges->from, edges->to, edges->data, &edges->count);
+        if (!try(why, "cuGraphGetEdges", status))
+            return false;
+        if (edges->count < edges->room)
+            return true;
+        drop_edges(edges);
+    }
+}
+
+// A node, the number of nodes that it still waits for, and its edges to other nodes: the first one's index,
+// and how many there are.
+struct unordered {
+    struct timed_node node;
+    uint32_t waits, first, edges;
+};
+
+// Enter the edges into the nodes and `targets`, the numbers of the nodes that edges lead to, by source.
+static bool enter_edges(struct unordered *nodes, uint32_t *targets, const struct timed_graph *graph,
+                        const struct edges *edges) {
+    for (size_t i = 0; i < edges->count; i++) {
+        uint32_t from = index_of(graph, edges->from[i]), to = index_of(graph, edges->to[i]);
+        if (from == graph->count || to == graph->count)
+            return false;
+        nodes[from].edges++;
+        nodes[to].waits++;
+        nodes[to].node.early |= edges->data[i].type != 0;
+    }
+    for (uint32_t i = 0, first = 0; i < graph->count; i++) {
+        nodes[i].first = first;
+        first += nodes[i].edges;
+        nodes[i].edges = 0;
+    }
+    for (size_t i = 0; i < edges->count; i++) {
+        struct unordered *from = &nodes[index_of(graph, edges->from[i])];
+        targets[from->first + from->edges++] = index_of(graph, edges->to[i]);
+    }
+    return true;
+}
+
+// Remove a node's edges. Returns the node that becomes ready, `count` if there's none, or more if there are
+// two.
+static uint32_t follow(struct unordered *nodes, const struct unordered *done, const uint32_t *targets,
+                       uint32_t count) {
+    uint32_t next = count;
+    for (uint32_t i = done->first; i < done->first + done->edges; i++)
+        if (!--nodes[targets[i]].waits)
+            next = next == count ? targets[i] : count + 1;
+    return next;
+}
+
+// Bring the nodes into the order in which they run, which must be linear: when a node has run, exactly one
+// must become ready. Edges past the next node add nothing. Returns why that failed, or NULL.
+static const struct reason *order(struct timed_graph *graph, void *source) {
+    uint32_t count = graph->count, at = count, done = 0;
+    const struct reason *why = NULL;
+    struct edges edges;
+    if (!list_edges(source, count, &edges, &why)) {
+        drop_edges(&edges);
+        return why;
+    }
+    size_t size = count * sizeof(struct unordered) + edges.count * sizeof(uint32_t);
+    struct unordered *nodes = hook_map_nodes(size);
+    uint32_t *targets = (uint32_t *)(nodes + count);
+    qsort(graph->nodes, count, sizeof(*graph->nodes), compare_handles);
+    for (uint32_t i = 0; nodes && i < count; i++)
+        nodes[i].node = graph->nodes[i];
+    if (nodes && enter_edges(nodes, targets, graph, &edges)) {
+        for (uint32_t i = 0; i < count; i++)
+            if (!nodes[i].waits)
+                at = at == count ? i : count + 1;
+        for (; at < count && done < count; at = follow(nodes, &nodes[at], targets, count))
+            graph->nodes[done++] = nodes[at].node;
+        why = done < count ? WHY(nodes_parallel) : NULL;
+    } else {
+        why = WHY(nodes_refused);
+    }
+    if (nodes)
+        munmap(nodes, size);
+    drop_edges(&edges);
+    return why;
 }
 
 // Clone the source graph, and put events before, between and after its nodes, and another one last, in place
@@ -230,8 +252,7 @@ static const struct reason *clone_graph(struct timed_graph *graph, void *source)
     for (uint32_t i = 0; good && i < graph->count; i++)
         good = try(&why, "cuGraphNodeFindInClone",
                    cu.in_clone(&graph->nodes[i].copy, graph->nodes[i].handle, graph->graph));
-    if (good && !(good = list_edges(graph->graph, graph->count, &edges)))
-        why = WHY(nodes_refused);
+    good = good && list_edges(graph->graph, graph->count, &edges, &why);
     if (good && edges.count)
         good = try(&why, "cuGraphRemoveDependencies",
                    cu.remove(graph->graph, edges.from, edges.to, edges.data, edges.count));
@@ -274,8 +295,7 @@ struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t 
     graph->due = hook_node_times;
     all = (struct collected){.graph = graph, .room = all.count};
     hook_walk_graph(source, collect, &all);
-    *reason = order(graph, source) ? clone_graph(graph, source) : WHY(nodes_parallel);
-    if (!*reason)
+    if (!(*reason = order(graph, source)) && !(*reason = clone_graph(graph, source)))
         return graph;
     hook_end_timed_graph(graph);
     return NULL;
