@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpt.screen.units import human_time
+from gpt.trace.clock import Clock
 from tests.analyze.asked import Answers, run
 from tests.runtime import hooked
 from tests.runtime.probing import kept
@@ -35,8 +36,11 @@ def replays(trace: hooked.Trace) -> list[int]:
 
 
 def ns(trace: hooked.Trace, ticks) -> list[float]:
-    rate = trace.records[0].get("tsc_hz")
-    return (np.array(ticks) * (1e9 / rate if rate else 1.0)).tolist()
+    """Convert durations as the reader does: `clock` records correct the header's rate."""
+    clock = Clock(trace.records[0])
+    for record in trace.of("clock"):
+        clock.add(record)
+    return clock.durations(np.array(ticks, np.uint64)).tolist()
 
 
 def names(trace: hooked.Trace, record) -> list[str | None]:
