@@ -27,6 +27,7 @@ from gpt.stream.rooms import (
     HEAD,
     LANES,
     MOST_FORMED,
+    OVERWRITTEN,
     ROOM_HEAD,
     SECTOR,
     STEPS,
@@ -59,7 +60,7 @@ class ClockPairs(NamedTuple):
 
 class Entries:
     """The entries of a log, warp by warp. The entries of a warp are in the order in which it saved them. `read` unpacks
-    some of them.
+    some of them. `older` is the number of records in rings that were saved before their lane last started again.
     """
 
     def __init__(self, data: Bytes, layout: RecordLayout) -> None:
@@ -71,6 +72,7 @@ class Entries:
         place, room = at // WORD, rooms[owner]
         self.pairs = ClockPairs(self._words[rooms + 1], _wide(self._words, rooms + 4), _wide(self._words, rooms + 6))
         clock, unit = _wide(self._words, place + 2), _wide(self._words, room + 2)
+        self.older = _count_older(owner, clock)
         order = np.lexsort((clock, unit))
         self._place, self._clock, self._unit = place[order], clock[order], unit[order]
         self._sm = self._words[room + 1][order]
@@ -183,6 +185,13 @@ class Entries:
         return self._words[at].view("<i4").astype(np.int64).view(np.uint64)
 
 
+def _count_older(owner: Numbers, clock: Counts) -> int:
+    """Count the records that come after the first one in their room whose clock is before its predecessor's."""
+    falls = np.flatnonzero((owner[1:] == owner[:-1]) & (clock[1:] < clock[:-1])) + 1
+    rooms, first = np.unique(owner[falls], return_index=True)
+    return int((np.searchsorted(owner, rooms, "right") - falls[first]).sum())
+
+
 def _words(form: Numbers, lanes: Numbers) -> Numbers:
     """Return how many words a value of this form has after the part that lanes share."""
     return np.where(form == TILED, STEPS, form * lanes)
@@ -210,24 +219,37 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     sizes = {"clock": (8,), "sm": (4,), "equal": (1, 2, 4)}
     if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
         raise MalformedError("map: stored does not fit the size of a field")
-    return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
+    layout = lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
+    if record.get("ring") and (formed or "each" in stored):
+        raise MalformedError("map: a ring of records that differ in size")
+    return layout
 
 
 def read_entries(
-    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool
-) -> tuple[Counts, Slots, ClockPairs | None]:
-    """Return the units and fields of all entries, and the readings of clocks at the start of rooms. Without data, both
-    are empty.
+    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool, is_ring: bool
+) -> tuple[Counts, Slots, ClockPairs | None, int]:
+    """Return the units and fields of all entries, the readings of clocks at the start of rooms, and how many entries
+    rings overwrote. Without data, there are none.
     """
     if not len(data):
-        return np.zeros(0, np.uint64), np.zeros(0, dtype), None
+        return np.zeros(0, np.uint64), np.zeros(0, dtype), None, 0
     entries = Entries(data, layout)
-    return *entries.read(dtype, per_lane), entries.pairs
+    overwritten = 0
+    if is_ring:
+        counted = _sum_counters(data, OVERWRITTEN)
+        overwritten = counted - entries.older
+        if overwritten < 0:
+            raise MalformedError(f"log: {counted} overwritten records, of which {entries.older} are still there")
+    return *entries.read(dtype, per_lane), entries.pairs, overwritten
 
 
 def read_dropped(head: Bytes) -> int:
     """Return how many entries were dropped because they didn't fit."""
-    return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, DROPPED // 8].sum())
+    return _sum_counters(head, DROPPED)
+
+
+def _sum_counters(head: Bytes, offset: int) -> int:
+    return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, offset // 8].sum())
 
 
 def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numbers, Numbers, Numbers]:
