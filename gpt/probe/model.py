@@ -1,7 +1,8 @@
 """The model of a probe file: maps, registers, and probes with their snippets.
 
 A snippet is PTX that can use helpers (HELPERS) as operands, SAVE to write the fields of a record, and RANGE to record
-when a range begins or ends. The verifier checks these objects and the weaver lowers them. Neither knows whether the file was TOML or Python.
+when a range begins or ends. The verifier checks these objects and the weaver lowers them. Neither knows whether the
+file was TOML or Python.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpt.ptx.types import SIZES, SPECIAL
 MAX_LINES = 512  # statements per snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram", "table")
-EDGES = ("begin", "end")  # of a range
+EDGES = ("begin", "end")  # a range has these two
 RANGE_FIELDS = (("clock", "u64"), ("sm", "u32"), ("range", "u32"), ("number", "u32"))  # saved by RANGE
 OPS = ("min", "max", "last")  # how a total combines the values of a field, other than by adding them
 LEADERS = ("active", "lane0", "all")  # the lanes that save for a warp: the lowest active one, lane 0 if active, or all
@@ -74,8 +75,8 @@ class Scale(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Map:
     """A buffer for records. `capacity` is the number of records per thread, warp or block; for an append log, it's
-    None, and `budget` is the size of the log in bytes. With a `ring`, each lane that saves keeps its last `ring` records,
-    and `ranges` has the names of the ranges that RANGE saves.
+    None, and `budget` is the size of the log in bytes. With a `ring`, each lane that saves keeps its last `ring`
+    records, and `ranges` has the names of the ranges that RANGE saves.
 
     A `histogram` counts the values of its field in the bins of its `scale`. A `table` has `capacity` slots, each of
     which adds up the values that were saved with the same key. A `total` has a single record, which combines the values

@@ -240,9 +240,7 @@ class MapLayout:
     def _read_rooms(self, data: npt.NDArray[np.uint8], layout: rooms.RecordLayout) -> SavedBuffer:
         dropped = read_dropped(data)
         of = data if self.capacity else data[:0]
-        units, slots, pairs, overwritten = read_entries(
-            of, layout, self._slot, self.level == "thread", self.ring is not None
-        )
+        units, slots, pairs, overwritten = read_entries(of, layout, self._slot, self.level == "thread", self.ring)
         count = np.array([len(slots) + dropped + overwritten], np.uint64)
         return SavedBuffer(count, slots, units, dropped, pairs=pairs, overwritten=overwritten)
 

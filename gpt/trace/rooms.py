@@ -40,6 +40,7 @@ from gpt.stream.rooms import (
     StoredField,
     arena_bytes,
     lay_out,
+    ring_bytes,
 )
 
 Numbers = npt.NDArray[np.int64]
@@ -63,14 +64,18 @@ class Entries:
     some of them. `older` is the number of records in rings that were saved before their lane last started again.
     """
 
-    def __init__(self, data: Bytes, layout: RecordLayout) -> None:
-        """Find all records of a log, in the form that it has in a trace. Raises MalformedError."""
+    def __init__(self, data: Bytes, layout: RecordLayout, ring: int | None = None) -> None:
+        """Find all records of a log, in the form that it has in a trace. Each room of a `ring` has this many records.
+        Raises MalformedError.
+        """
         self._words: Words = data[: data.size // WORD * WORD].view("<u4")
         self._layout = layout
         at, rooms, owner = _find_records(data, self._words, layout)
         rooms //= WORD
         place, room = at // WORD, rooms[owner]
         self.pairs = ClockPairs(self._words[rooms + 1], _wide(self._words, rooms + 4), _wide(self._words, rooms + 6))
+        if ring:
+            self.pairs = self._add_tails(rooms, ring)
         clock, unit = _wide(self._words, place + 2), _wide(self._words, room + 2)
         self.older = _count_older(owner, clock)
         order = np.lexsort((clock, unit))
@@ -88,6 +93,18 @@ class Entries:
 
     def __len__(self) -> int:
         return int(self._begin[-1])
+
+    def _add_tails(self, rooms: Numbers, ring: int) -> ClockPairs:
+        """Return the readings of clocks with those at the ends of rooms that were full."""
+        there = self._words[rooms] == ring_bytes(self._layout, ring)
+        tails = rooms + (ROOM_HEAD + ring * self._layout.size) // WORD
+        there[there] = _wide(self._words, tails[there] + 4) != 0
+        tails, sms = tails[there], self._words[rooms[there] + 1]
+        more = ClockPairs(sms, _wide(self._words, tails + 2), _wide(self._words, tails + 4))
+        sm, clock, time = self.pairs
+        return ClockPairs(
+            np.concatenate([sm, more.sm]), np.concatenate([clock, more.clock]), np.concatenate([time, more.time])
+        )
 
     def _check(self) -> None:
         """Raise MalformedError if a record is too small for the forms of its fields."""
@@ -226,16 +243,16 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
 
 
 def read_entries(
-    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool, is_ring: bool
+    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool, ring: int | None = None
 ) -> tuple[Counts, Slots, ClockPairs | None, int]:
-    """Return the units and fields of all entries, the readings of clocks at the start of rooms, and how many entries
-    rings overwrote. Without data, there are none.
+    """Return the units and fields of all entries, the readings of clocks, and how many entries a `ring` overwrote.
+    Without data, all of this is empty.
     """
     if not len(data):
         return np.zeros(0, np.uint64), np.zeros(0, dtype), None, 0
-    entries = Entries(data, layout)
+    entries = Entries(data, layout, ring)
     overwritten = 0
-    if is_ring:
+    if ring:
         counted = _sum_counters(data, OVERWRITTEN)
         overwritten = counted - entries.older
         if overwritten < 0:

@@ -270,8 +270,9 @@ class TraceFolder:
                     counts = {"kept": len(saved.units), "dropped": saved.dropped, "launches": 1}
                     log = self.logs.setdefault(buffer.map.name, Counter())
                     log.update(counts, full=int(saved.dropped > 0))
-                if saved.dropped and (saved.units is not None or buffer.map.capacity > 1):
-                    entry.lines.append(f"[exec] dropped {buffer.map.name}: {saved.dropped} records that did not fit")
+                lost = saved.dropped + saved.overwritten
+                if lost and (saved.units is not None or buffer.map.capacity > 1):
+                    entry.lines.append(f"[exec] dropped {buffer.map.name}: {lost} records that did not fit")
             except GptError as error:
                 entry.lines.append(f"[exec] lost {buffer.map.name}: {error.fact}")
         if found:

@@ -119,17 +119,19 @@ def _claim(code: Emitter, placed: PlacedMap, base: str, group: str, size: str, s
 
 def _claim_ring(code: Emitter, placed: PlacedMap, base: str, short: str, room: Room) -> None:
     """Claim a room for a leader that never claimed one, or let it start again at the beginning of its room."""
-    size = ring_bytes(placed.layout, placed.map.ring or 0)
-    records = (size - ROOM_HEAD) // placed.layout.size
+    records = placed.map.ring or 0
     filled = records * placed.layout.size
+    size = ring_bytes(placed.layout, records)
     is_full = Condition(code.make("pred", "setp.ge.and.u64", room.cursor, ABSENT, short))
     claims = Condition(code.make("pred", "setp.eq.and.u32", room.left, 0, short))
     counters, place, fits = _claim_bytes(code, placed, base, code.make("b32", "mov.b32", size), claims)
     code.put(f"mov.b32 {room.left}, 1", claims)
-    code.put(f"mov.b32 {room.left}, {size - ROOM_HEAD | 1}", fits)
+    code.put(f"mov.b32 {room.left}, {filled | 1}", fits)
     code.put(f"add.u64 {room.cursor}, {place}, {HEAD + ROOM_HEAD}", fits)
     missing = Condition(code.make("pred", "setp.lt.and.u64", room.cursor, ABSENT, short))
     code.put(f"red.global.add.u64 [{counters}+{DROPPED}], {code.one()}", missing)
+    for at, name in ((8, "%clock64"), (16, "%globaltimer")):  # the tail
+        store(code, [Stored(at, 8, code.make("b64", "mov.u64", name))], room.cursor, 8, is_full, STREAMED)
     code.put(f"sub.u64 {room.cursor}, {room.cursor}, {filled}", is_full)
     code.put(f"add.u32 {room.left}, {room.left}, {filled}", is_full)
     overwritten = code.make("b64", "mul.lo.u64", code.one(), records)

@@ -199,7 +199,7 @@ class Lowering:
         if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()
-        given = ["", ""] if node.mark else []  # of a RANGE, the clock is read below, and the SM is known
+        given = ["", ""] if node.mark else []  # a RANGE reads the clock in its own way, and its room has the SM
         if node.mark and node.mark[0] == "end":
             given[0] = self._read_late(condition)
         values = given + [

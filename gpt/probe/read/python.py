@@ -178,7 +178,9 @@ class _File:
         if options.get("type", "array") not in MAP_TYPES:
             raise GptError(f"{what}: type is not one of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
-        capacity = parse_capacity(options.pop("cap", default_capacity(options.get("type"), "ring" in options)), what, where)
+        capacity = parse_capacity(
+            options.pop("cap", default_capacity(options.get("type"), "ring" in options)), what, where
+        )
         number_of = parse_number(size)
         if number_of is None:
             raise MalformedError(f"{what}: size '{size}' is not a number", where)

@@ -1,5 +1,7 @@
-"""Give ranges their numbers. `RANGE begin NAME, %n` is `SAVE [RING] {CLOCK, SMID, 2 * N, %n}`: RING is the map of the file
-that has a `ring`, and N is the index of the name in its `ranges`. `RANGE end NAME` saves 2 * N + 1.
+"""Give ranges their numbers.
+
+`RANGE begin NAME, %n` is `SAVE [RING] {CLOCK, SMID, 2 * N, %n}`: RING is the map of the file with a `ring`, and N is
+the index of the name in its `ranges`. `RANGE end NAME` saves 2 * N + 1. The lowering decides when the clock is read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ MAX_RANGES = 256  # names in a file
 _NUMBER = 2  # index of the field with the number of the range
 
 
-def make_range(edge: str, name: str, number: tree.Operand | None, guard: tree.Guard | None, what: str, where: str) -> Save:
+def make_range(
+    edge: str, name: str, number: tree.Operand | None, guard: tree.Guard | None, what: str, where: str
+) -> Save:
     """Make a RANGE, whose map and number aren't known yet. Raises MalformedError for a name that can't be quoted."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or '"' in name or "\\" in name:
         fact = f"the name of a range has 1 to {MAX_NAME} printable characters, without quotes and backslashes"

@@ -143,7 +143,6 @@ def _initial(register: Register) -> str:
 def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
     """Return the statements of a snippet, with these names of registers."""
 
-
     def renamed(text: str) -> str:
         return _REGISTER.sub(lambda found: names.get(found[0], found[0]), text) if names else text
 

@@ -1,8 +1,8 @@
 """Parse the text of a snippet, which is PTX with helpers and SAVE, into the statements of model.py.
 
 `SAVE.u64 {%a};` adds fields of that type to the record of its probe, and `SAVE [MAP] {%a, %b};` writes a whole record.
-`SAVE ["MAP"]` can name any map. `RANGE begin NAME;` and `RANGE end NAME;` save to the map with a ring. `.reg` declares registers, which all probes of the file share; `= 0` sets the initial
-value of a register.
+`SAVE ["MAP"]` can name any map. `RANGE begin NAME;` and `RANGE end NAME;` save to the map with a ring. `.reg` declares
+registers, which all probes of the file share; `= 0` sets the initial value of a register.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
             if more:  # a label that's followed by a list
                 node = more[0]
-            checked = (node,)
+            checked: tuple[object, ...] = (node,)
             if _is_save(node):  # the name of a map or range can be anything
                 checked = node.operands[1:] if node.opcode == "RANGE" else node.operands[-1:]
             if not all(str(part).isascii() for part in checked):  # such as strings; template.py relies on ASCII
