@@ -60,6 +60,7 @@ EQUAL, NARROW, WIDE, TILED = 0, 1, 2, 3  # forms; up to WIDE, they're the number
 STEPS = 5  # words of a value in a tile: a step for each bit in the number of a lane
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
+MOST_RING = 1 << 16  # records in a ring
 MOST_FORMED = 4  # fields with a form; all others are `each`
 
 

@@ -27,6 +27,7 @@ from gpt.stream.rooms import (
     HEAD,
     LANES,
     MOST_FORMED,
+    MOST_RING,
     OVERWRITTEN,
     ROOM_HEAD,
     SECTOR,
@@ -237,8 +238,11 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
         raise MalformedError("map: stored does not fit the size of a field")
     layout = lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
-    if record.get("ring") and (formed or "each" in stored):
+    ring = record.get("ring")
+    if ring is not None and (formed or "each" in stored):
         raise MalformedError("map: a ring of records that differ in size")
+    if ring is not None and not 0 < ring <= MOST_RING:
+        raise MalformedError(f"map: a ring of {ring} records")
     return layout
 
 

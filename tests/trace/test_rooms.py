@@ -230,3 +230,6 @@ def test_rings_that_contradict_themselves_are_refused():
         ring_of(2).read(bytes(data), 1, 32)
     with pytest.raises(MalformedError, match="a ring of records that differ in size"):
         MapLayout(forge.probe_map("m", type_="log", capacity=9, **DMAT) | {"stored": WAYS, "ring": 2})
+    for ring in (0, 65537, 1 << 63):
+        with pytest.raises(MalformedError, match=f"a ring of {ring} records"):
+            ring_of(ring)

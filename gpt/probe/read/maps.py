@@ -7,6 +7,7 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEADERS, LEVELS, OPS, Field, Map, Scale, layout, layout_slot
 from gpt.ptx.types import SIZES
+from gpt.stream.rooms import MOST_RING
 
 OPTIONS = (
     "leader",
@@ -25,7 +26,6 @@ MAX_SLOTS = 4096  # slots per table
 MAX_KEY = 2  # fields per key of a table
 MAX_TABLE = 1 << 20  # bytes of a table's slots
 MAX_SIZE = 4096  # bytes per record
-MAX_RING = 1 << 16  # records per lane of a ring
 MAX_CAPACITY = 1 << 24  # records per thread, warp or block
 MAX_BUDGET = 1 << 40  # bytes per log
 
@@ -181,8 +181,8 @@ def make_map(
         raise GptError(f"{what}: a budget of {budget} bytes; the limit is {MAX_BUDGET}", where)
     if budget is not None and capacity is not None:
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
-    if ring is not None and not 0 < (parse_number(ring) or 0) <= MAX_RING:
-        raise GptError(f"{what}: ring '{ring}' is not a number of records from 1 to {MAX_RING}", where)
+    if ring is not None and not 0 < (parse_number(ring) or 0) <= MOST_RING:
+        raise GptError(f"{what}: ring '{ring}' is not a number of records from 1 to {MOST_RING}", where)
     if ring is not None and (type != "array" or level == "thread" or capacity is not None):
         raise GptError(f"{what}: a ring is an array of level warp or block, without 'cap'", where)
     if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):
