@@ -22,8 +22,8 @@ static bool find_functions(struct walk *cu) {
 }
 
 void hook_miss_graph(void) {
-    static _Atomic bool said;
-    if (!atomic_exchange(&said, true))
+    static _Atomic bool warned;
+    if (!atomic_exchange(&warned, true))
         hook_say("memory", hook_describe_error(ENOMEM), "what some graphs launch is not recorded");
 }
 

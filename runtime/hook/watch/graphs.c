@@ -217,7 +217,7 @@ static void change_exec(uint64_t exec, struct change change) {
 }
 
 // Replace the work of a node, or of all nodes, by the work of another graph's.
-static void take_graph(uint64_t exec, uint64_t node, void *graph) {
+static void change_to_graph(uint64_t exec, uint64_t node, void *graph) {
     struct nodes *now = nodes_of(graph);
     if (!now)
         return;
@@ -227,16 +227,16 @@ static void take_graph(uint64_t exec, uint64_t node, void *graph) {
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_on_exec_update(struct frame *frame) {
-    take_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
+    change_to_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
     hook_time_other_nodes(frame_arg(frame, 0), (void *)frame_arg(frame, 1));
 }
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph)
 void hook_on_exec_child(struct frame *frame) {
-    take_graph(frame_arg(frame, 0), frame_arg(frame, 1), (void *)frame_arg(frame, 2));
+    change_to_graph(frame_arg(frame, 0), frame_arg(frame, 1), (void *)frame_arg(frame, 2));
 }
 
-static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
+static void change_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
     uint32_t function = function_of(params, has_kernel);
     change_exec(frame_arg(frame, 0),
                 (struct change){.node = frame_arg(frame, 1), .function = function, .disabled = -1});
@@ -246,11 +246,11 @@ static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS
 // cuGraphExecKernelNodeSetParams(exec, node, params)
 void hook_on_exec_kernel(struct frame *frame) {
     if (frame_arg(frame, 2) && hook_this_thread())
-        take_kernel(frame, (const void *)frame_arg(frame, 2),
-                    strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
+        change_kernel(frame, (const void *)frame_arg(frame, 2),
+                      strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
 }
 
-static void take_work(const struct frame *frame, struct graph_work work) {
+static void change_work(const struct frame *frame, struct graph_work work) {
     if (hook_this_thread())
         change_exec(frame_arg(frame, 0),
                     (struct change){.node = frame_arg(frame, 1), .work = work, .disabled = -1});
@@ -260,26 +260,26 @@ static void take_work(const struct frame *frame, struct graph_work work) {
 // cuGraphExecMemcpyNodeSetParams(exec, node, params, context)
 void hook_on_exec_copy(struct frame *frame) {
     if (frame_arg(frame, 2))
-        take_work(frame, hook_work_of_copy((const void *)frame_arg(frame, 2)));
+        change_work(frame, hook_work_of_copy((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecMemsetNodeSetParams(exec, node, params, context)
 void hook_on_exec_set(struct frame *frame) {
     if (frame_arg(frame, 2))
-        take_work(frame, hook_work_of_set((const void *)frame_arg(frame, 2)));
+        change_work(frame, hook_work_of_set((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_on_exec_node(struct frame *frame) {
     const CUgraphNodeParams *params = (const void *)frame_arg(frame, 2);
     if (params && params->type == CU_GRAPH_NODE_TYPE_KERNEL && hook_this_thread())
-        take_kernel(frame, &params->kernel, true);
+        change_kernel(frame, &params->kernel, true);
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
-        take_work(frame, hook_work_of_copy(&params->memcpy.copyParams));
+        change_work(frame, hook_work_of_copy(&params->memcpy.copyParams));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
-        take_work(frame, hook_work_of_set(&params->memset));
+        change_work(frame, hook_work_of_set(&params->memset));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        take_graph(frame_arg(frame, 0), frame_arg(frame, 1), params->graph.graph);
+        change_to_graph(frame_arg(frame, 0), frame_arg(frame, 1), params->graph.graph);
 }
 
 // cuGraphNodeSetEnabled(exec, node, enabled)
@@ -317,8 +317,8 @@ void hook_on_instantiate(struct frame *frame) {
         return;
     nodes->device = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH; // kernels may launch it
     write_nodes(*exec, nodes, true);
-    const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
-    if (!hook_object_set(*exec, &kept))
+    const struct property saved = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
+    if (!hook_object_set(*exec, &saved))
         munmap(nodes, nodes->size);
     hook_time_nodes(*exec, (void *)frame_arg(frame, 1), flags);
 }

@@ -42,14 +42,14 @@ static void put(struct timed_graph *graph) {
     pthread_mutex_unlock(&hook_watched->timing);
 }
 
-static struct timed_graph *find(uint64_t exec, bool take) {
+static struct timed_graph *find(uint64_t exec, bool remove) {
     if (!hook_watched)
         return NULL;
     pthread_mutex_lock(&hook_watched->timing);
     struct timed_graph **at = bucket_of(exec), *found;
     while (*at && (*at)->exec != exec)
         at = &(*at)->next;
-    if ((found = *at) && take)
+    if ((found = *at) && remove)
         *at = found->next;
     pthread_mutex_unlock(&hook_watched->timing);
     return found;

@@ -305,7 +305,7 @@ typedef gpt_object *gpt_vectorcall(gpt_object *, gpt_object *const *, size_t, gp
 struct gpt_python {
     gpt_vectorcall *vectorcall;                                         // Python's own
     void (*set_vectorcall)(gpt_object *, gpt_vectorcall *);             // PyFunction_SetVectorcall, or NULL
-    void (*take)(gpt_object *);                                         // Py_IncRef
+    void (*add_reference)(gpt_object *);                                // Py_IncRef
     void (*drop)(gpt_object *);                                         // Py_DecRef
     gpt_object *(*get_attribute)(gpt_object *, gpt_object *);           // PyObject_GetAttr
     gpt_object *(*call)(gpt_object *, ...);                             // PyObject_CallFunctionObjArgs
@@ -762,7 +762,7 @@ struct watched {
     struct map nodes;               // indexes into `origins`, see origins.c
     _Atomic uint64_t origins_used;
     struct kept_origin origins[MAP_ENTRIES];
-    _Atomic uint32_t said;
+    _Atomic uint32_t reported;
     pthread_mutex_t timing; // guards the table of graphs whose nodes are timed
     struct timed_graph *timed_graphs[TIMED_BUCKETS];
 };
