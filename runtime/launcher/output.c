@@ -115,11 +115,11 @@ static void prepare_output(const char *output, bool force) {
         each_old(path, remove_one);
     }
     // fail here rather than inside the command
-    char *slash = strrchr(path, '/'), kept = slash[1];
+    char *slash = strrchr(path, '/'), first = slash[1];
     slash[1] = '\0';
     if (access(path, W_OK | X_OK))
         fail(BAD, path, "%s", strerror(errno));
-    slash[1] = kept;
+    slash[1] = first;
 }
 
 // Set where the trace goes. Other processes name their traces in the command's trace, if there is one.

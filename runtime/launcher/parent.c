@@ -39,10 +39,11 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
 
 // We pass on every signal that can be caught, except those raised by our own faults and children.
 static void set_passed(sigset_t *passed) {
-    static const int kept[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    static const int not_passed[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS,
+                                     SIGFPE,  SIGILL,  SIGTRAP, SIGSYS};
     sigfillset(passed);
-    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++)
-        sigdelset(passed, kept[i]);
+    for (size_t i = 0; i < sizeof(not_passed) / sizeof(*not_passed); i++)
+        sigdelset(passed, not_passed[i]);
 }
 
 // Wait for the program, and stop while it is stopped. Returns its status as waitpid does.

@@ -241,7 +241,7 @@ static bool name_shown(const struct probing *probing, const char *reader, char k
 static void read_probes(const struct probing *probing, const char *reader, struct gpt_bytes *shown) {
     char key[65], again[65];
     bool named = name_shown(probing, reader, key);
-    if (!named || !gpt_get_kept("probes", key, shown)) {
+    if (!named || !gpt_get_cached("probes", key, shown)) {
         struct gpt_bytes show = {0};
         append(&show, "exec%s --show%c", reader, '\0');
         append(shown, "\n");
@@ -251,7 +251,7 @@ static void read_probes(const struct probing *probing, const char *reader, struc
         find_callbacks(shown->data, &probe_callbacks);
         // A callback's file may come and go at any time, and a probe's may have changed just now.
         if (named && !probe_callbacks.size && name_shown(probing, reader, again) && !strcmp(key, again))
-            gpt_keep("probes", key, shown);
+            gpt_cache("probes", key, shown);
     }
 }
 
