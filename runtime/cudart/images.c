@@ -49,20 +49,20 @@ static struct named *find(const void *symbol) {
 }
 
 static void add(struct named named) {
-    struct named *kept = malloc(sizeof(*kept));
-    if (!kept)
+    struct named *copy = malloc(sizeof(*copy));
+    if (!copy)
         abort();
-    *kept = named;
+    *copy = named;
     pthread_mutex_lock(&lock);
     struct named *before = find(named.symbol);
     if (before) { // left by a library that was unloaded without unregistering it
         tdelete(before, &symbols, compare);
         before->symbol = NULL;
     }
-    tsearch(kept, &symbols, compare);
+    tsearch(copy, &symbols, compare);
     if (named.image) {
-        kept->next = named.image->first;
-        named.image->first = kept;
+        copy->next = named.image->first;
+        named.image->first = copy;
     }
     pthread_mutex_unlock(&lock);
 }

@@ -19,13 +19,13 @@ static struct capture *find(uint64_t id) {
 }
 
 static bool set_nodes(struct nodes *to, struct node *const *nodes, size_t count) {
-    struct node **kept = malloc((count + 1) * sizeof(*kept));
-    if (!kept)
+    struct node **copy = malloc((count + 1) * sizeof(*copy));
+    if (!copy)
         return false;
     if (count)
-        memcpy(kept, nodes, count * sizeof(*kept));
+        memcpy(copy, nodes, count * sizeof(*copy));
     free(to->nodes);
-    *to = (struct nodes){kept, count};
+    *to = (struct nodes){copy, count};
     return true;
 }
 

@@ -26,8 +26,8 @@ void *sim_new_block(struct code *code, size_t size) { // zeroed, with one extra 
 }
 
 char *sim_keep_text(struct code *code, const char *bytes, size_t size) {
-    char *kept = sim_new_block(code, size);
-    return kept ? memcpy(kept, bytes, size) : NULL;
+    char *copy = sim_new_block(code, size);
+    return copy ? memcpy(copy, bytes, size) : NULL;
 }
 
 struct entry *sim_add_entry(struct code *code, const char *name) {

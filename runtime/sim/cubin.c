@@ -200,10 +200,10 @@ static CUresult read_twin(struct code *code, const struct cubin *cubin, const ch
         sim_say_once("cubin %s has no twin in GPT_SIM_TWINS", digest);
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
-    const char *kept = sim_keep_text(code, text, size);
+    const char *copy = sim_keep_text(code, text, size);
     free(text);
-    CUresult status = kept ? sim_read_ptx(code, kept, size) : CUDA_ERROR_OUT_OF_MEMORY;
-    for (const char *line = kept; !status && !strncmp(line, mark, sizeof(mark) - 1);) {
+    CUresult status = copy ? sim_read_ptx(code, copy, size) : CUDA_ERROR_OUT_OF_MEMORY;
+    for (const char *line = copy; !status && !strncmp(line, mark, sizeof(mark) - 1);) {
         if (!take_address(code, bank, bank_size, line)) {
             sim_say("the twin of cubin %s: wrong line '%.*s'", digest, (int)strcspn(line, "\n"), line);
             status = CUDA_ERROR_INVALID_IMAGE;
@@ -278,7 +278,7 @@ char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *si
         got += part;
     } while (part == PIECE);
     *size = got;
-    char *kept = bytes ? sim_keep_text(code, bytes, got) : NULL;
+    char *copy = bytes ? sim_keep_text(code, bytes, got) : NULL;
     free(bytes);
-    return kept;
+    return copy;
 }

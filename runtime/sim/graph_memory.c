@@ -20,7 +20,7 @@ struct allocation {
 _Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
 
 static struct allocation *allocations;
-static uint64_t live_bytes, kept_bytes, high; // kept: by the device for all graphs, until a trim
+static uint64_t live_bytes, reserved_bytes, high; // kept: by the device for all graphs, until a trim
 
 static struct allocation *find(uint64_t start) {
     struct allocation *at = allocations;
@@ -136,8 +136,8 @@ bool sim_has_memory(const struct graph *graph) {
 // Launches
 
 static void trim(void) {
-    sim_give_memory(kept_bytes - live_bytes);
-    kept_bytes = live_bytes;
+    sim_give_memory(reserved_bytes - live_bytes);
+    reserved_bytes = live_bytes;
 }
 
 static void set_live(struct allocation *allocation) {
@@ -165,10 +165,10 @@ CUresult sim_reserve_graph_memory(const struct operation *all, size_t count) {
             now += allocation->size;
         most = now > most ? now : most;
     }
-    if (most > kept_bytes && !sim_take_memory(most - kept_bytes))
+    if (most > reserved_bytes && !sim_take_memory(most - reserved_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    kept_bytes = most > kept_bytes ? most : kept_bytes;
-    high = kept_bytes > high ? kept_bytes : high;
+    reserved_bytes = most > reserved_bytes ? most : reserved_bytes;
+    high = reserved_bytes > high ? reserved_bytes : high;
     return CUDA_SUCCESS;
 }
 
@@ -263,7 +263,7 @@ API cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value) {
     bool now = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT ||
                attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
     if (!status)
-        *(uint64_t *)value = in_units(now ? kept_bytes : high);
+        *(uint64_t *)value = in_units(now ? reserved_bytes : high);
     return status;
 }
 
@@ -274,7 +274,7 @@ API cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value) {
         attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
     if (status || !is_high || *(const uint64_t *)value)
         return status ? status : CUDA_ERROR_INVALID_VALUE;
-    high = kept_bytes;
+    high = reserved_bytes;
     return CUDA_SUCCESS;
 }
 

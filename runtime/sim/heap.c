@@ -125,7 +125,7 @@ static unsigned order_of(uint64_t size) {
 }
 
 // Take a block that was never used, or the block freed first. Returns 0 if memory runs out.
-static uint64_t take(struct heap *heap, unsigned order) {
+static uint64_t allocate_block(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);
     if (queue->bytes >= WAITING)
@@ -138,7 +138,7 @@ static uint64_t take(struct heap *heap, unsigned order) {
     return queue->count ? pop(queue, block) : 0;
 }
 
-static uint64_t take_whole(struct heap *heap, uint64_t size) {
+static uint64_t allocate_pages(struct heap *heap, uint64_t size) {
     uint64_t whole = (size + PAGE - 1) / PAGE * PAGE;
     struct page *page = add_page(heap, whole, whole);
     if (page)
@@ -154,7 +154,7 @@ uint64_t sim_heap_take(struct context *context, uint64_t size) {
     if (!heap || !size || size > most || heap->allocated > most - size)
         return 0;
     unsigned order = order_of(size);
-    uint64_t block = order < SIZES - 1 ? take(heap, order) : take_whole(heap, size);
+    uint64_t block = order < SIZES - 1 ? allocate_block(heap, order) : allocate_pages(heap, size);
     if (!block)
         return 0;
     const struct page *page = find(heap, block);

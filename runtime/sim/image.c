@@ -58,9 +58,9 @@ static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wra
         sim_say_unsuitable(region);
     if (status)
         return status;
-    const char *kept = sim_keep_text(code, text, strlen(text));
+    const char *copy = sim_keep_text(code, text, strlen(text));
     free(text);
-    return kept ? sim_read_ptx(code, kept, strlen(kept)) : CUDA_ERROR_OUT_OF_MEMORY;
+    return copy ? sim_read_ptx(code, copy, strlen(copy)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult read_image(struct code *code, const void *start, size_t room) {

@@ -289,7 +289,7 @@ CUresult sim_read_file(struct code **code, const char *path);
 // fatbin.c
 // Call `take` with the PTX of an image that suits the device best, and return its status. Call it without the
 // lock.
-CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*use)(void *, const char *, size_t),
                       void *data);
 
 // build.c

@@ -78,8 +78,8 @@ __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function
 // CUDA_ERROR_NOT_PERMITTED, or calls sim_NAME.
 #include "arch_stubs.h"
 
-static CUresult refuse(const char *name, bool *said) {
-    if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
+static CUresult refuse(const char *name, bool *warned) {
+    if (!__atomic_exchange_n(warned, true, __ATOMIC_RELAXED)) {
         char line[256];
         snprintf(line, sizeof(line), "libcuda.so.1: error: %s: not simulated: see gpt-sim(7)", name);
         gpt_write_line(line);
@@ -89,8 +89,8 @@ static CUresult refuse(const char *name, bool *said) {
 
 #define NAME(name)                                                                                           \
     __attribute__((weak, section("refused"))) API name(void) {                                               \
-        static bool said;                                                                                    \
-        return refuse(#name, &said);                                                                         \
+        static bool warned;                                                                                  \
+        return refuse(#name, &warned);                                                                       \
     }
 #define X(name, suffix, since, words) NAME(name##suffix)
 #define P(name, suffix, since, variant, words) NAME(name##suffix) NAME(name##suffix##variant)
