@@ -106,16 +106,16 @@ struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t
         found.way = CALLS;
     else
         found.way = aligned && lies_in(found.number, found.stride) ? COUNTS : OTHER;
-    struct rows *kept = malloc(sizeof(found) + found.head_size);
+    struct rows *result = malloc(sizeof(found) + found.head_size);
     found.passed = calloc(found.count + 1, sizeof(*found.passed));
-    if (!kept || !found.passed) {
+    if (!result || !found.passed) {
         free(found.passed);
-        free(kept);
+        free(result);
         return NULL;
     }
-    *kept = found;
-    memcpy(kept->head, record, found.head_size);
-    return kept;
+    *result = found;
+    memcpy(result->head, record, found.head_size);
+    return result;
 }
 
 static const unsigned char *row_at(const struct rows *rows, uint64_t row) {
