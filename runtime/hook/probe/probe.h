@@ -208,7 +208,7 @@ struct probed {
     uint64_t plain, plain_loaded;         // the same without probes, for --benchmark
     unsigned used;                        // registers per thread
     bool is_library;                      // `loaded` is a library, not a module
-    bool going;                           // its module is being unloaded
+    bool unloading;                       // its module is being unloaded
     _Atomic(const struct reason *) unfit; // why launches no longer use it although it's loaded, or NULL
     _Atomic(struct bound *) bounds;
     _Atomic(struct probed *) fewer; // the next variant
@@ -255,7 +255,7 @@ void hook_miss(struct probed *probed, uint64_t context);
 
 // Mark the kernels of a module before it's unloaded, and unmark them if that fails. If it succeeds,
 // hook_next_unloaded returns each unloaded kernel once, and then NULL.
-void hook_mark_going(uint64_t module, bool going);
+void hook_mark_unloading(uint64_t module, bool unloading);
 struct probed *hook_next_unloaded(void);
 
 // The variant that runs in place of the program's kernel.

@@ -91,7 +91,7 @@ enum note_kind {
     NOTE_REASON,      // struct reason: why a launch has no probes
     NOTE_DRAINS_HELD, // nothing more
     NOTE_REPLAY,      // struct prepared: the graph that is launched
-    NOTE_DRESSED,     // struct dressed: the graph that has probes while the driver reads it
+    NOTE_INSERTION,   // struct insertion: probes in a graph while the driver reads it
     NOTE_CHANGED,     // struct changed: a node of an executable graph
     NOTE_UNPACKED,    // struct unpacked: a node of a graph
     NOTE_TIMED,       // struct timed_graph: the graph that is launched
@@ -213,7 +213,7 @@ struct graph_node {
     void *handle;
     int type;
     unsigned depth;                 // how many nodes enclose it
-    bool sure;                      // it runs once; false inside a conditional node's body
+    bool unconditional;             // it runs once; false inside a conditional node's body
     CUDA_KERNEL_NODE_PARAMS kernel; // a kernel node's; all zero if the driver doesn't say
 };
 
