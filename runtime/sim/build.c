@@ -1,5 +1,6 @@
-// Makes host code for PTX kernels at their first launch, in the thread that comes first. The cache
-// (../common/cache.c) is searched before stages are asked (../common/broker.h).
+// Compiles PTX kernels to host code when they're first launched. The launching thread does that itself; if
+// several threads launch a kernel at the same time, the others wait. We first look for the code in the cache
+// (../common/cache.c), and run gpt-asm only if it isn't there (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
 
-// Digest everything that determines the code for some text. Kernel names can be longer than any buffer.
+// Make a cache key: the digest of everything that the host code for some PTX depends on. It's computed piece
+// by piece, because kernel names can be longer than any fixed buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
     const char *compiler = getenv("CC") ? getenv("CC") : "";
     char of_text[65], of_kernel[65], of_compiler[65], all[512];

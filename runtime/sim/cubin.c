@@ -1,13 +1,15 @@
-// Cubins. They can't run here; only cubins for a device of this kind are kept.
+// Cubins. The simulated device can't run machine code. It loads cubins for its compute capability, so that a
+// program finds their kernels, but it doesn't launch them.
 //
-// With GPT_SIM_TWINS, which is for tests, a cubin runs as its twin: PTX with the same kernels, in a file in
-// that folder. So a test goes through everything that happens to machine code before the launch. The file is
-// named by the digest of the cubin without the contents of constant bank 4, where a loader puts addresses.
-// Lines at its start like
+// Tests can launch them all the same. For each cubin, the folder in GPT_SIM_TWINS has a "twin": a file of PTX
+// with the same kernels, which runs in place of the cubin. That tests everything that gpt-hook does to
+// machine code before a launch. The name of the file is the digest of the cubin, without the contents of
+// constant bank 4, to which a loader writes addresses. A twin may begin with lines like
 //
 //     // address 16 gpt_variables 8
 //
-// say where the twin has such an address: here, byte 16 of the bank goes to byte 8 of the variable.
+// They copy such an address to a variable of the twin: here, from byte 16 of the bank to byte 8 of
+// gpt_variables.
 
 #include <elf.h>
 #include <errno.h>
@@ -142,7 +144,8 @@ static struct entry *find_entry(const struct code *code, const char *name) {
     return NULL;
 }
 
-// A launch has to pass the parameters of the cubin's kernel.
+// Return whether two kernels have parameters of the same sizes and offsets. A twin's must match those of the
+// cubin, because programs pass the latter.
 static bool has_same_parameters(const struct entry *one, const struct entry *other) {
     bool same = one->count == other->count;
     for (size_t i = 0; same && i < one->count; i++)
@@ -166,7 +169,7 @@ static CUresult compare(struct code *code, const struct code *cubin, const char 
     return CUDA_SUCCESS;
 }
 
-// Give a variable of the twin an address from bank 4.
+// Copy an address from bank 4 to a variable of the twin, as a line at the twin's start says.
 static bool take_address(struct code *code, const char *bank, size_t bank_size, const char *line) {
     size_t from, to;
     char name[1024];
@@ -244,7 +247,7 @@ CUresult sim_read_machine_code(struct code *code, const char *start, size_t size
     return read_twin(code, &cubin, bank, bank_size, digest);
 }
 
-// Return how many of the bytes can be read: a header may claim more than there is.
+// Copy as many of the bytes as are readable, and return their number: a header may claim more than there is.
 static size_t read_what_is_there(char *to, const char *from, size_t size) {
     struct iovec here = {to, size}, there = {(void *)(uintptr_t)from, size};
     ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
@@ -253,8 +256,8 @@ static size_t read_what_is_there(char *to, const char *from, size_t size) {
     return got > 0 ? (size_t)got : 0;
 }
 
-// A cubin ends with the last of its sections and tables. Read it piece by piece, because the claimed size may
-// exceed any memory.
+// Copy a cubin. Its size is where the last of its sections and tables ends. A malformed header may claim any
+// size, so memory is allocated piece by piece, as long as there are bytes to read.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size) {
     const Elf64_Ehdr *head = start;
     enum { PIECE = 1 << 20 };

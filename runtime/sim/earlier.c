@@ -1,5 +1,5 @@
-// The launch functions from before CUDA 4.0. A program first sets the block size, the shared memory and the
-// parameters on the function, and then launches it.
+// The launch functions from before CUDA 4.0. The program first sets the block size, the amount of shared
+// memory and the parameters, each by a call on the function, and then launches it.
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
-// malloc for device code. The heap of a context consists of pages; a page has blocks of one size, a power of
-// two, or a single larger block. A block is identified by its page and its number there, so that each access
-// can be checked against the requested size. Freed blocks wait in a queue, by size, and are reused only when
-// 64 MiB of them wait; until then an access to one is detected.
+// malloc for device code. The heap of a context consists of pages. A page contains blocks of one size, a
+// power of two, or a single larger block. From any address we can compute the page and the block, and check
+// the access against the size that the kernel requested. There's a queue of freed blocks for each block size.
+// A freed block is reused only when its queue holds 64 MiB; until then, an access to it is detected.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ static unsigned order_of(uint64_t size) {
     return order > MOST ? SIZES - 1 : order - LEAST;
 }
 
-// Take a block that was never used, or the block freed first. Returns 0 if memory runs out.
+// Allocate a block: one that was never used, or the one that was freed first. Returns 0 if memory runs out.
 static uint64_t allocate_block(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);

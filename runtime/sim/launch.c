@@ -123,7 +123,8 @@ static CUresult find_code(struct run *run, struct code **code, struct context *c
     return status;
 }
 
-// Make sure that the function has host code. Earlier look-ups may be invalid afterwards.
+// Make sure that the function has host code. This may release the lock, so pointers to objects that were
+// looked up before may be invalid afterwards.
 static CUresult make(struct function *function) {
     if (!function->entry)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -206,7 +207,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
-// Return whether a launch can have an attribute, as an H200 answers.
+// Check an attribute of a launch. The results are those of an H200.
 static CUresult check_attribute(const CUlaunchAttribute *at) {
     const int value = *(const int *)&at->value;
     switch (at->id) {

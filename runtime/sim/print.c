@@ -1,4 +1,5 @@
-// printf, assert and malloc for device code. The output of a call is written at once, in one piece.
+// printf, assert and malloc for device code. Each call's output is written immediately and in one piece. A
+// GPU buffers it until the next synchronization.
 
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// Looking up functions: cuGetProcAddress, and the private tables, which nobody gets.
+// Looking up functions: cuGetProcAddress, and cuGetExportTable, which always fails.
 
 #include <string.h>
 
@@ -31,7 +31,8 @@ API cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-// Programs compiled for the per-thread default stream want these variants unless they ask otherwise.
+// A program compiled for per-thread default streams calls this variant, and gets the per-thread variants of
+// functions unless it asks for the others.
 API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uint64_t flags, int *status) {
     if (!(flags & CU_GET_PROC_ADDRESS_LEGACY_STREAM))
         flags |= CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;

@@ -1,6 +1,7 @@
-// Every function, as programs find it: a stub that jumps to the implementation, sim_NAME (sim.h renames it),
-// if the process has initialized the driver. A few functions may be called before that. A function that's
-// defined nowhere else returns CUDA_ERROR_NOT_SUPPORTED, and prints a message the first time.
+// The functions that the library exports. Each is a stub that checks whether the process has initialized the
+// driver, which isn't needed for a few functions, and then jumps to the implementation, sim_NAME (sim.h does
+// the renaming). A function without an implementation returns CUDA_ERROR_NOT_SUPPORTED, and prints a message
+// the first time.
 
 #include <stdio.h>
 
@@ -32,9 +33,8 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     ANYTIME(X) \
     X(cuProfilerInitialize)
 
-// Functions that a host function or callback may call: an H200 rejects the others (800). It accepts work for streams
-// without checking; cuStreamQuery then returns 600, because the callback isn't done. Functions in the second list have
-// a variant _ptsz.
+// Functions that a host function or callback may call. On an H200, the others return CUDA_ERROR_NOT_PERMITTED (800).
+// Functions in the second list have a variant _ptsz.
 #define IN_CALLBACK(X) \
     ANYTIME(X) \
     X(cuThreadExchangeStreamCaptureMode) \
