@@ -1,7 +1,8 @@
-// The rows of a record, passed on while the program fills them in.
+// Passes on the rows of records. A program reserves rows when it writes a record, and fills them in later.
 //
-// Rows of `calls` and `gpu_times` are passed on when the call has returned; rows of counts when the count has
-// grown, with the difference; rows of other kinds at the end. Each is passed on in a record like its own.
+// A row of `calls` or `gpu_times` is passed on once the call has returned. A row with a count is passed on
+// whenever the count has grown, with the difference. Other rows are passed on when the process has ended.
+// Rows that are passed on together form a record of the same kind as the original.
 
 #include <stdlib.h>
 

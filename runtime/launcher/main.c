@@ -20,7 +20,7 @@
 #define TENSORS "gpt/tensors/__init__.py"
 #define LAYERS "layers/sitecustomize.py"
 
-// PYTHONPATH is all that brings gpt.layers into a program.
+// Warn of options that make Python ignore PYTHONPATH, because --layers loads gpt.layers through it.
 static void check_python(char *const *command) {
     const char *name = strrchr(command[0], '/');
     if (strncmp(name ? name + 1 : command[0], "python", strlen("python")))

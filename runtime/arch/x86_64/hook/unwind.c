@@ -1,13 +1,13 @@
-// Walks a stack with the exception tables (.eh_frame, found by .eh_frame_hdr) that every library on x86-64
-// has, with frame pointers or without.
+// Walks the stack of a thread. It needs no frame pointers: every library on x86-64 has exception tables
+// (.eh_frame, found through .eh_frame_hdr), which say for each address how to find the caller's frame.
 //
-// Neither libgcc's unwinder nor backtrace(3) is used: both believe what they read, may take locks and
-// allocate. Here everything is read through the kernel (memory.c), so neither a wrong table nor an odd stack
-// can do harm, and an address's library is found without locks (_dl_find_object, glibc 2.35). The rule for an
-// address is cached in one word, so later stacks only need a table look-up and a window of stack memory.
+// We don't use libgcc's unwinder or backtrace(3), because they trust the tables and the stack, and may take
+// locks and allocate memory. Here, everything is read through the kernel (memory.c), so a wrong table or a
+// corrupt stack does no harm, and libraries are found without locks (_dl_find_object, glibc 2.35). The rule
+// for an address is cached in one word, so the next stack with that address needs no table.
 //
-// A stack ends where there is no table (as in code generated at run time), where this file doesn't support
-// the rule (as in a signal frame), and at the start of a thread.
+// A stack ends where there's no table (code generated at run time), where this file doesn't support the rule
+// (a signal frame), or where the thread began.
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -96,7 +96,7 @@ struct context {
     uint64_t pc, sp, rbp;
 };
 
-// To the caller.
+// Go to the frame of the caller. Returns false if there's none.
 static bool step(struct context *context, struct window *window) {
     struct rule rule = find_rule(context->pc - 1);
     uint64_t cfa = rule.how == FROM_RSP ? context->sp : context->rbp, base = context->rbp;
