@@ -8,7 +8,7 @@
 // the first. .ftz flushes operands and result.
 //
 // Approximate functions are computed in double and rounded. Their error is within the bounds in the manual,
-// but their bits differ from those of hardware.
+// but hardware returns other bits.
 //
 // The processor's own instructions are needed for rounding modes that C doesn't have, and for .ftz near the
 // least normal number (arch_math.h).

@@ -184,8 +184,7 @@ static void find_run(struct asking *asking, pid_t pid, const char *name, const c
     snprintf(asking->run, sizeof(asking->run), "%s", run);
 }
 
-// Send the order to a listening process if it's the one whose pid was given or, with --all, if it belongs to
-// the run.
+// Send the order to a listening process if its pid was given or, with --all, if it belongs to the run.
 static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
     if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
         ask(asking, pid, name);
@@ -281,7 +280,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Read the probes here, before the process is told about them, so that mistakes are reported at once.
+// Read the probes before the order is sent to the process, so that mistakes are reported at once.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;

@@ -1,4 +1,4 @@
-// Device attributes. The limits are those that the CUDA programming guide lists for the compute capability.
+// Device attributes. The limits are from the CUDA programming guide, for the compute capability.
 // The clock rates and the cache size are an H200's. An attribute that isn't listed is 0, which means that the
 // device doesn't have the feature.
 
@@ -53,8 +53,7 @@ static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
 };
 
-// Attributes that depend on the compute capability. Each row holds from its capability up to that of the next
-// row.
+// Attributes that depend on the compute capability. A row holds up to the capability of the next row.
 static const struct family {
     int capability;
     int threads, blocks;      // the most that a multiprocessor holds

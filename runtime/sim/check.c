@@ -8,7 +8,7 @@
 #include "run.h"
 #include "say.h"
 
-// The error for each fault: the one that an H200 returns (tests/asm/host/h200.json), if it detects the fault.
+// The error for each fault, as an H200 returns it (tests/asm/host/h200.json) if it detects the fault.
 static const struct {
     CUresult status;
     const char *fact; // with the address

@@ -1,4 +1,4 @@
-// What was read from an image of GPU code: its kernels, their parameters, and its variables.
+// The kernels of an image of GPU code, their parameters, and the image's variables.
 
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // Cubins. The simulated device can't run machine code. It loads cubins for its compute capability, so that a
 // program finds their kernels, but it doesn't launch them.
 //
-// Tests can launch them all the same. For each cubin, the folder in GPT_SIM_TWINS has a "twin": a file of PTX
+// But tests can launch them: for each cubin, the folder in GPT_SIM_TWINS has a "twin": a file of PTX
 // with the same kernels, which runs in place of the cubin. That tests everything that gpt-hook does to
 // machine code before a launch. The name of the file is the digest of the cubin, without the contents of
 // constant bank 4, to which a loader writes addresses. A twin may begin with lines like
@@ -144,8 +144,8 @@ static struct entry *find_entry(const struct code *code, const char *name) {
     return NULL;
 }
 
-// Return whether two kernels have parameters of the same sizes and offsets. A twin's must match those of the
-// cubin, because programs pass the latter.
+// Return whether two kernels have parameters of the same sizes and offsets. A twin must have the cubin's
+// parameters, because programs pass those.
 static bool has_same_parameters(const struct entry *one, const struct entry *other) {
     bool same = one->count == other->count;
     for (size_t i = 0; same && i < one->count; i++)

@@ -308,7 +308,7 @@ static bool lacks_memory(const struct operation *operation) {
 //
 // To the stream, a graph is a single operation, which simplifies events inside it. If a node waits for an
 // event, the whole graph waits for it before it begins. If a node records an event, work that waits for the
-// event waits for the end of the graph. Only the event's time is that of the node.
+// event waits for the end of the graph. Only the event's time shows when the node recorded it.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))

@@ -16,7 +16,7 @@ struct allocation {
     unsigned references;
     unsigned launches; // launches whose memory hasn't been freed; more than one if a free is still pending
     uint64_t until;    // while it isn't live: `until` of its range
-    bool live;         // whether work that the program issues now may use it
+    bool live;         // work that the program issues now may use it
 };
 _Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
 

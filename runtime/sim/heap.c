@@ -124,7 +124,7 @@ static unsigned order_of(uint64_t size) {
     return order > MOST ? SIZES - 1 : order - LEAST;
 }
 
-// Allocate a block: one that was never used, or the one that was freed first. Returns 0 if memory runs out.
+// Allocate a block: a new one, or the oldest of the freed ones. Returns 0 if memory runs out.
 static uint64_t allocate_block(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);

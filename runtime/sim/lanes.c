@@ -252,9 +252,9 @@ static bool meet_active(struct warp *warp) {
 
 // -- Turns -----------------------------------------------------------------
 //
-// The lanes of a block take turns: those of a warp in order, each until it waits for others, and then the
-// next warp. A lane that spins in a loop may be waiting for another lane's store, so after a number of
-// backward branches the next lane gets a turn. That number is halved each time.
+// The lanes of a block take turns. The lanes of a warp run in order, each until it waits for others, and then
+// the next warp runs. A lane that spins in a loop may be waiting for another lane's store, so after a number
+// of backward branches the next lane gets a turn. That number is halved each time.
 
 enum { SHORTEST = 512, ENOUGH = 4096 }; // backward branches; turns
 

@@ -207,7 +207,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
-// Check an attribute of a launch. The results are those of an H200.
+// Check an attribute of a launch, with the same results as on an H200.
 static CUresult check_attribute(const CUlaunchAttribute *at) {
     const int value = *(const int *)&at->value;
     switch (at->id) {

@@ -1,11 +1,10 @@
-// Ranges of memory by address: those that are allocated, mapped or registered, and those that were freed
-// recently.
+// Ranges of memory by address: allocated, mapped and registered ones, and the ones freed most recently.
 //
-// Whether an operation may use memory depends on the order in which the program issued the operation and the
-// free, not on which of them happens to run first. So a program that uses freed memory gets the same error in
-// every run. Each operation has a number, and a range stores the number from which on operations may not use
-// it. Freed memory isn't returned to the system while older operations are pending. It's kept a while longer
-// even then, so that a late access is detected and doesn't overwrite other data.
+// An operation may use memory if the program issued the operation before the free, no matter which of them
+// happens to run first. So a program that uses freed memory gets the same error in every run. Each operation
+// has a number, and a range stores the number from which on operations may not use it. Freed memory isn't
+// returned to the system while older operations are pending. It's kept a while longer even then, so that a
+// late access is detected and doesn't overwrite other data.
 
 #include <stdio.h>
 #include <stdlib.h>

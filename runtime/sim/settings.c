@@ -1,5 +1,5 @@
 // Settings of contexts, functions and the device that are stored but have no effect here, and functions for
-// peer devices, of which there are none.
+// peers, although this device has no peer.
 
 #include <stdio.h>
 #include <string.h>

@@ -497,7 +497,7 @@ void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *param
 
 // proc.c and table.c
 
-// Whether the driver is initialized: cuInit sets the first byte. The kernel clears this page in a forked
+// Shows that the driver is initialized: cuInit sets the first byte. The kernel clears this page in a forked
 // child (MADV_WIPEONFORK), so a child of an initialized process can't use the driver, as with NVIDIA's.
 enum { SIM_PAGE = 4096 };
 extern char sim_ready[SIM_PAGE];

@@ -270,7 +270,7 @@ void hook_restore_readers(struct prepared *graph, const struct written *written)
     }
 }
 
-// Replace the members inside a child graph node by those of the new graph. CUDA requires that both graphs
+// Replace the members inside a child graph node by the new graph's. CUDA requires that both graphs
 // have the same nodes, so their number is equal; otherwise return false.
 static bool exchange(struct insertion *insertion) {
     const struct member *node = hook_find_member(insertion->graph, insertion->node);

@@ -339,8 +339,8 @@ CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct pack
     return params;
 }
 
-// Set the parameters of a node, then restore those of its attributes that this has changed: CUDA's manual
-// doesn't say that they stay.
+// Set the parameters of a node, then restore any attribute that has changed with them: CUDA's manual doesn't
+// say that attributes stay.
 static CUresult set_node(uint64_t node, const CUDA_KERNEL_NODE_PARAMS *params) {
     static const int attributes[] = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14}; // all attributes that a node may have
     enum { COUNT = sizeof(attributes) / sizeof(*attributes) };

@@ -1,7 +1,7 @@
 // Launches of executable graphs with probes ("replays").
 //
 // The kernels of a graph always write to the same buffers. So after each replay, in the same stream, we copy
-// the buffers to a slab, which is drained like that of any launch, and clear them for the next replay. The
+// the buffers to a slab, which is drained like any other slab, and clear them for the next replay. The
 // program doesn't wait for this, but the next replay does: through the order of the stream, or through an
 // event if it's in another stream. The driver never runs an executable graph twice at the same time. Nothing
 // is inserted between the nodes.
@@ -22,7 +22,7 @@ struct stay { // what to undo after them
     int mode;
 };
 
-// Return whether a stream belongs to another context than the graph's. A default stream is that of the
+// Return whether a stream belongs to another context than the graph's. A default stream belongs to the
 // current context.
 static bool is_in_other_context(const struct prepared *graph, uint64_t stream) {
     uint64_t current = hook_current_context();

@@ -26,9 +26,10 @@ void hook_end_turn(struct turn *turn);
 
 // A node of an executable graph: a kernel, or a child graph.
 struct member {
-    uint64_t node;  // in the program's graph
-    uint64_t named; // the handle that the program uses for it: even after an update, that of the first graph
-    unsigned depth; // how many graphs enclose the node's
+    uint64_t node; // in the program's graph
+    uint64_t
+        named; // the handle that the program uses for it: even after an update, the node of the first graph
+    unsigned depth;                         // how many graphs enclose the node's
     bool is_graph, unconditional, disabled; // unconditional: not in the body of a conditional node
     uint32_t function;                      // id in the trace, or 0 if unknown
     uint32_t block[3], shared;

@@ -3,9 +3,9 @@
 //
 // The nodes must run one after another: if two ran at the same time, we couldn't tell how much of the time
 // between two events belongs to which. A kernel that may begin before its predecessor ends (programmatic
-// dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed, nor are those with
-// nodes that can't be cloned or whose effects mustn't happen in a second graph: memory, conditional and child
-// nodes, and host functions. An `untimed` record in the trace gives the reason.
+// dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed. The same goes for
+// graphs with nodes that can't be cloned or whose effects mustn't happen in a second graph: memory,
+// conditional and child nodes, and host functions. An `untimed` record in the trace gives the reason.
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -150,8 +150,7 @@ static bool try(const struct reason **reason, const char *call, CUresult status)
 }
 
 // List the edges of a graph. Other code would ask the driver for their number first. We guess it instead,
-// because the driver may refuse that question if edges have data, as those of programmatic dependent launches
-// do.
+// because the driver may refuse that question if edges have data, as in programmatic dependent launches.
 static bool list_edges(void *source, size_t nodes, struct edges *edges, const struct reason **why) {
     *edges = (struct edges){.room = 2 * nodes + 16};
     for (;; edges->room *= 2) {

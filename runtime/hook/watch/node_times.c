@@ -16,8 +16,7 @@
 // We clone the source graph as soon as the program instantiates or updates the first graph, because the
 // program may destroy the source graph right after. The clone is instantiated one replay before its turn.
 // When the program changes a node of the first graph, we make the same change in the second. streams.c reads
-// the events of the nodes together with those of the replay. Until then, the second graph isn't launched
-// again.
+// the events of the nodes when it reads the replay's own. Until then, the second graph isn't launched again.
 
 #include <errno.h>
 #include <stdatomic.h>
