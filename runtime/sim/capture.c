@@ -152,8 +152,8 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Make a stream wait for an event, where the stream is being captured, or the event was recorded in a
-// capture.
+// Make a stream wait for an event if either is part of a capture: the stream is being captured, or the event
+// was recorded in a captured stream.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
