@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gpt.analyze.lib.sm_clocks import highest_rate
 from gpt.base.errors import GptError
 from gpt.base.outputs import make_open_folder, replacing
 from gpt.compat.neutrino import events
@@ -280,7 +281,8 @@ class TraceFolder:
             name = self._name_result(probed["start"])
             path = self.path / "result" / name
             with replacing(self._inside / "result" / name) as file:
-                written = write_result(file, probed, found, self._settings.second)
+                highest = highest_rate(self.process.cards.get(probed["device"], {}))
+                written = write_result(file, probed, found, self._settings.second, highest)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             entry.result = path
