@@ -13,10 +13,9 @@
 //     file that we return, but the object keeps the path that was tried. So $ORIGIN, dladdr and debuggers
 //     don't notice the replacement.
 //   - For a name with a slash, the path that we return becomes the object's path and sets $ORIGIN. The
-//   library must still
-//     find the files next to the original. So we replace $ORIGIN in its dynamic section by the original's
-//     folder before the linker reads it, and set the object's name to the requested one. When the object is
-//     closed, we put the linker's own name back, because the linker frees it.
+//     library must still find the files next to the original. So we replace $ORIGIN in its dynamic section by
+//     the original's folder before the linker reads it, and set the object's name to the requested one. When
+//     the object is closed, we put the linker's own name back, because the linker frees it.
 //
 // Each file replaces only one library: two libraries that were replaced by the same file would share their
 // variables. If the original of a library is already loaded, it isn't replaced.
