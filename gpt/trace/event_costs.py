@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.calls_store import times_of
+from gpt.trace.find_calls import find_calls
 from gpt.trace.node_times import same_nodes
 
 if TYPE_CHECKING:
@@ -81,25 +82,20 @@ def _list_untimed(
     if not gpu or not calls:
         return {}
     rows, launches = np.concatenate(gpu), np.concatenate(calls)
-    keys = call_keys(rows["thread"], rows["call"])
-    with_events = np.isin(keys, find_keys(process, (one for replays in timed.values() for one in replays)))
+    rows = rows[find_timed(process, (one for replays in timed.values() for one in replays), rows) < 0]
+    launched = find_calls(rows["thread"], rows["call"], launches["thread"], launches["start"])
     found = {}
     for handle, graph, own in process.graphs.iter_launched(launches["object"], launches["stamp"]):
-        mine = np.isin(keys, call_keys(launches["thread"][own], launches["start"][own])) & ~with_events
+        mine = np.isin(launched, own)
         if mine.any():
             found[handle, graph.since] = rows["duration"][mine].astype(np.float64)
     return found
 
 
-def find_keys(process: Process, replays: Iterable[TimedReplay]) -> Any:
-    """Return the keys of the calls that launched these replays."""
-    pairs = np.array([(one.thread, one.start) for one in replays], np.uint64).reshape(-1, 2)
-    return call_keys(pairs[:, 0], times_of(process, pairs[:, 1]))
-
-
-def call_keys(threads: Any, starts: Any) -> Any:
-    """Return a number that identifies each call of a process, from its thread and its start in ns."""
-    return starts.astype("<u8") * np.uint64(0x9E3779B97F4A7C15) + threads
+def find_timed(process: Process, replays: Iterable[TimedReplay], rows: Any) -> Any:
+    """Return which of these replays each GPU time belongs to, as an index, or -1."""
+    calls = np.array([(one.thread, one.start) for one in replays], np.uint64).reshape(-1, 2)
+    return find_calls(rows["thread"], rows["call"], calls[:, 0], times_of(process, calls[:, 1]))
 
 
 def median(values: Any) -> int:
