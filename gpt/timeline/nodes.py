@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.calls_store import times_of
-from gpt.trace.event_costs import EventCost, find_costs, find_timed
+from gpt.trace.event_costs import EventCost, Key, find_costs, find_timed, list_timed
 from gpt.trace.modules import describe_path, find_paths
 from gpt.trace.node_times import name_type
 
@@ -38,7 +38,7 @@ def is_timed(model: TraceModel, gpu: npt.NDArray[np.void]) -> npt.NDArray[np.boo
     """Return which GPU times are replays whose nodes were timed."""
     found = np.zeros(len(gpu), bool)
     for number, process in enumerate(model.processes):
-        if replays := [one for *_, one in _list_timed(process)]:
+        if replays := [one for _, one in _list_timed(process)]:
             own = np.flatnonzero((gpu["process"] == number) & (gpu["function"] == 0))
             found[own] = find_timed(process, replays, gpu[own]) >= 0
     return found
@@ -50,17 +50,15 @@ def iter_nodes(model: TraceModel, gpu: npt.NDArray[np.void]) -> Iterator[PlacedN
         if not (timed := _list_timed(process)):
             continue
         own = np.flatnonzero((gpu["process"] == number) & (gpu["function"] == 0))
-        which = find_timed(process, [one for *_, one in timed], gpu[own])
+        which = find_timed(process, [one for _, one in timed], gpu[own])
         costs = find_costs(model, number)
         for row, at in zip(own[which >= 0].tolist(), which[which >= 0].tolist(), strict=True):
-            handle, since, replay = timed[at]
-            yield _place(model, number, replay, costs[handle, since], gpu, row)
+            key, replay = timed[at]
+            yield _place(model, number, replay, costs[key], gpu, row)
 
 
-def _list_timed(process: Process) -> list[tuple[int, int, TimedReplay]]:
-    """Return the timed replays of a process, with the handle of each one's graph, and since when it had that handle."""
-    graphs = process.graphs
-    return [(handle, graph.since, one) for handle, graph in graphs.iter_all() for one in graphs.timed(handle, graph)]
+def _list_timed(process: Process) -> list[tuple[Key, TimedReplay]]:
+    return [(key, one) for key, replays in list_timed(process).items() for one in replays]
 
 
 def _place(
@@ -69,9 +67,7 @@ def _place(
     process = model.processes[number]
     first = int(gpu["begin"][row])
     last = first + int(gpu["duration"][row])
-    begin = int(times_of(process, np.array([replay.begin], np.uint64))[0])
-    begins = begin + process.clock.durations(replay.begins).astype(np.int64)
-    ends = begins + np.rint(cost.own(process, replay.durations)).astype(np.int64)
+    begins, ends = cost.place(process, replay)
     names = process.kernels()
     titles = [
         names.get(function, f"#{function}") if not type_ else name_type(type_).capitalize()
