@@ -23,7 +23,7 @@ def find_calls(threads: Any, starts: Any, known_threads: Any, known_starts: Any)
     group = np.cumsum(first) - 1
     known = np.flatnonzero(order < len(known_threads))
     last = np.full(len(order), -1, np.int64)  # by group
-    last[group[known]] = order[known]  # of several, numpy keeps the last
+    last[group[known]] = order[known]  # numpy keeps the last of several
     found = np.empty(len(order), np.int64)
     found[order] = last[group]
     return found[len(known_threads) :]

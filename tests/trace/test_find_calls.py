@@ -24,5 +24,5 @@ def test_each_call_is_found_by_both_numbers(wanted, known):
 def test_numbers_of_64_bits_are_compared_exactly():
     large = 2**63 + 1
     assert find([(large, 7), (large - 1, 7), (7, large)], [(large, 7), (7, large + 1)]) == [0, -1, -1]
-    times = np.array([-5, 3])  # of a clock that began later
+    times = np.array([-5, 3])  # the clock began later
     assert find_calls(np.array([1, 1], np.uint32), times, np.array([1]), times[:1]).tolist() == [0, -1]

@@ -327,8 +327,8 @@ struct gpt_python {
     int (*matches_error)(gpt_object *);                                      // PyErr_ExceptionMatches
     void (*clear_error)(void);                                               // PyErr_Clear
     // objects
-    gpt_object *none, *truth, *exception; // None, True, Exception
-    gpt_object *tensor, *parameter;       // torch.Tensor, torch.nn.Parameter
+    gpt_object *none, *truth, *exception;                                // None, True, Exception
+    gpt_object *tensor, *parameter;                                      // torch.Tensor, torch.nn.Parameter
     gpt_object *grad_fn, *sequence_nr, *backward_hooks, *register_hooks; // names of attributes
     gpt_object *is_grad_enabled, *is_mode_enabled;    // functions: about torch.overrides.TorchFunctionMode
     gpt_object *find_node, *find, *find_site;         // functions; the last two name modules
