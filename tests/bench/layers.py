@@ -2,8 +2,8 @@
 
     bin/gpt-hook run -qf -o /tmp/layers.mp --layers --device sim -- PYTHON tests/bench/layers.py [-n PAIRS]
 
-PYTHON has PyTorch. In turn, steps of a narrow Llama run with Python's own calls of modules and with those of --layers.
-It prints a JSON object: for forward passes and training, CPU time in us per call of a module (medians), and the time of
+PYTHON has PyTorch. Steps of a narrow Llama run with --layers and without it in turn, as the script changes the function
+by which Python calls modules. It prints a JSON object: for forward passes and training, CPU time in us per call of a module (medians), and the time of
 each step. On a GPU, tests/gpu/layers.py measures the same model at its full width.
 """
 
