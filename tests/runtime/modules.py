@@ -123,11 +123,13 @@ def train(model: nn.Module) -> None:
 def threads(model: nn.Module) -> None:
     """Train models in four threads at once, which switch as often as possible."""
     sys.setswitchinterval(1e-6)
+    together = threading.Barrier(4)
 
     def run() -> None:
         check(driver.cuCtxSetCurrent(context))
         own = Model()
         for _ in range(5):
+            together.wait()
             own(torch.ones(4, 8)).square().mean().backward()
 
     started = [threading.Thread(target=run) for _ in range(4)]

@@ -17,6 +17,7 @@
 
 enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                 // nested containers; items of each
 enum { TAGGED = 1 << 16, NUMBER_BITS = 40 };              // a node's number has fewer bits in practice
+enum { TABLES = 16, APART = 40503 };                      // threads with a table of their own; odd
 enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 }; // in PyType_GetFlags
 enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_O = 8 };
 
@@ -80,15 +81,17 @@ static object *on_backward(object *name, object *gradients) {
 static struct method method = {"gpt_layers", on_backward, METH_O, NULL};
 
 // Return whether a node has no hook yet, and remember that it has. PyTorch numbers the nodes of a thread in
-// the order of their creation. If two have the same place in the table, the first is forgotten.
+// the order of their creation. If two have the same place in the table, the first is forgotten. So threads
+// that run the same model side by side, and thus reach the same numbers, must not share places.
 static bool is_new(uint64_t number) {
     static _Atomic uint32_t threads;
-    static _Atomic uint64_t tagged[TAGGED];
+    static _Atomic uint64_t tagged[TABLES][TAGGED]; // a page takes memory once it's used
     if (!thread_number)
         thread_number = atomic_fetch_add(&threads, 1) + 1;
     uint64_t key = number | (uint64_t)thread_number << NUMBER_BITS;
-    return atomic_exchange_explicit(&tagged[(number + thread_number) % TAGGED], key, memory_order_relaxed) !=
-           key;
+    uint64_t place = number + (uint64_t)thread_number / TABLES * APART;
+    return atomic_exchange_explicit(&tagged[thread_number % TABLES][place % TAGGED], key,
+                                    memory_order_relaxed) != key;
 }
 
 static bool is_true(object *function) {
