@@ -3,8 +3,8 @@
     bin/gpt-hook run -qf -o /tmp/layers.mp --layers --device sim -- PYTHON tests/bench/layers.py [-n PAIRS]
 
 PYTHON has PyTorch. Steps of a narrow Llama run with --layers and without it in turn, as the script changes the function
-by which Python calls modules. It prints a JSON object: for forward passes and training, CPU time in us per call of a module (medians), and the time of
-each step. On a GPU, tests/gpu/layers.py measures the same model at its full width.
+by which Python calls modules. It prints a JSON object: for forward passes and training, CPU time in us per call of a
+module (medians), and the time of each step. On a GPU, tests/gpu/layers.py measures the same model at its full width.
 """
 
 from __future__ import annotations
