@@ -49,7 +49,7 @@ class Export:
 
     def __init__(self, stage: Stage, json: bool, shape: ExportFormat | None, output: Path | None) -> None:
         from gpt.export.files import load_pyarrow
-        from gpt.trace.kinds import COSTS, DETAILS, RANGES, RUNS, SAVES
+        from gpt.trace.kinds import COSTS, DETAILS, NODE_TIMES, RANGES, RUNS, SAVES
 
         if json:
             raise UsageError("export writes a database: it has no --json")
@@ -57,7 +57,7 @@ class Export:
             raise UsageError("export takes --format sqlite or parquet, and -o FILE")
         if shape is ExportFormat.parquet:
             load_pyarrow()
-        self.kinds = RUNS | SAVES | COSTS | RANGES | DETAILS | {"device", "diag"}
+        self.kinds = RUNS | SAVES | COSTS | RANGES | NODE_TIMES | DETAILS | {"device", "diag"}
         if output == DASH:
             _check_stdout(shape)
         self._stage, self._form, self._output = stage, shape, output

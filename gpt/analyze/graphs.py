@@ -212,9 +212,8 @@ def _list_nodes(
 
 def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, times: Any) -> Iterator[str]:
     """Say how the nodes of a graph were timed, and how much longer these replays took."""
-    import numpy as np
 
-    from gpt.trace.event_costs import call_keys, find_keys, median
+    from gpt.trace.event_costs import find_timed, median
 
     if cost.replay is None:
         how = "the time between two events, as no replay without events has a GPU time; that's likely too little"
@@ -230,7 +229,7 @@ def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, tim
         yield f"graph {graph.number}: {what}"
     if times is None:
         return
-    timed = np.isin(call_keys(times["thread"], times["call"]), find_keys(graph.process, replays))
+    timed = find_timed(graph.process, replays, times) >= 0
     if timed.any() and not timed.all():
         took, others = (human_time(median(times["duration"][chosen])) for chosen in (timed, ~timed))
         yield f"graph {graph.number}: such a replay took {took}, another one {others} (medians)"
@@ -258,17 +257,14 @@ def _find_graphs(trace: TraceModel) -> list[Replayed]:
 
 def _gpu_times(trace: TraceModel, found: list[Replayed]) -> dict[int, Any]:
     """Return the known times of each graph's replays, in ns."""
-    import numpy as np
-
-    from gpt.trace.event_costs import call_keys
+    from gpt.trace.find_calls import find_calls
 
     times = trace.gpu_times()
     numbers = {process: number for number, process in enumerate(trace.processes)}
     mine: dict[int, Any] = {}
     for graph in found:
         own = times[(times["process"] == numbers[graph.process]) & (times["function"] == 0)]
-        keys = call_keys(own["thread"], own["call"])
-        chosen = np.isin(keys, call_keys(graph.calls["thread"], graph.calls["start"]))
+        chosen = find_calls(own["thread"], own["call"], graph.calls["thread"], graph.calls["start"]) >= 0
         if chosen.any():
             mine[graph.number] = own[chosen]
     return mine

@@ -10,6 +10,8 @@ possible is used:
   none, the unit that 'gpt-analyze summary' calls an iteration: each repetition is a decode step. Launches before it
   that aren't part of a decode step are the prefill.
 
+If the modules are known, each kind of step is also split by layer.
+
 A step lasts until the next step of its generation begins, so the time between tokens includes what the host does with a
 token. The last step of a generation has no time.
 """
@@ -24,12 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.attribution import UNSPLIT, sum_layers
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.analyze.lib.sequence import LAUNCH, iter_calls
 from gpt.screen.units import amount
-from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, RANGES
-from gpt.trace.modules import LAYERS
+from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES
+from gpt.trace.modules import LAYERS, UNKNOWN
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,6 +61,14 @@ GENERATIONS = (
     Column("tokens", "u64"),
     Column("first", "u64?", "ns", "first token"),
     *(Column(name, "u64?", "ns") for name in ("p50", "p99", "longest")),
+)
+LAYERS_OF_STEPS = (
+    Column("phase", "text"),
+    *WHO,
+    Column("layer", "text"),
+    Column("launches", "f64", title="launches each"),
+    Column("gpu_time", "f64?", "ns", "GPU time each", "any"),
+    Column("share", "f64", "%"),
 )
 TOP = 20
 LEAST = 3  # minimum number of decode steps
@@ -105,7 +116,9 @@ def tokens(trace: TraceModel) -> Answers:
     who = tell_apart(process.header for process in trace.processes)
     phases: list[tuple[Any, ...]] = []
     generations: list[tuple[Any, ...]] = []
+    layers: list[tuple[Any, ...]] = []
     verdict: list[str] = []
+    how: dict[str, None] = {}  # lines
     for number in range(len(trace.processes)):
         launches = _read_launches(trace, number)
         found = _find_steps(trace, number, launches)
@@ -115,6 +128,7 @@ def tokens(trace: TraceModel) -> Answers:
         phases += _sum_phases(trace, number, launches, split, who[number])
         generations += (_describe(one, who[number]) for one in split)
         verdict.append(found.how)
+        layers += _sum_layers(trace, number, found.steps, who[number], how)
     if not phases:
         return
     usual = [row[len(WHO) + 3] for row in phases if row[0] == DECODE and row[len(WHO) + 3]]
@@ -123,6 +137,8 @@ def tokens(trace: TraceModel) -> Answers:
     if not trace.gpus():
         verdict.append("no GPU times: 'gpt-hook run --gpu-time' records when kernels ran")
     yield make_answer("phases", PHASES, phases, [*dict.fromkeys(verdict)], plots=[plot("bars", "phase", "p50")])
+    if layers:
+        yield make_answer("layers", LAYERS_OF_STEPS, layers, [*how], top=TOP)
     rows = [(at, *row) for at, row in enumerate(sorted(generations, key=lambda row: row[len(WHO)]), 1)]
     yield make_answer("generations", GENERATIONS, rows, top=TOP)
 
@@ -298,6 +314,36 @@ def _sum_phases(trace: TraceModel, number: int, launches: _Launches, split: list
         yield (*row, float(np.median(calls[last] - calls[first])), *gpu)
 
 
+def _sum_layers(
+    trace: TraceModel, number: int, steps: list[_Step], who: tuple[Any, ...], how: dict[str, None]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each layer of each kind of step, with means over its steps, and add lines that say `how` the GPU
+    time of replays was split.
+    """
+    if all(domain != LAYERS for domain, _ in trace.ranges(number).texts):
+        return
+    begins, ends = (np.array([getattr(step, name) for step in steps], np.int64) for name in ("begin", "end"))
+    phases = np.array([0, *((PREFILL, DECODE).index(step.phase) + 1 for step in steps)])
+
+    def find_phase(times: Any) -> Any:
+        """Return 0 for a call that belongs to no step."""
+        at = np.searchsorted(begins, times, side="right")
+        return np.where(times < np.append(0, ends)[at], phases[at], 0)
+
+    sums, lines = sum_layers(trace, number, 3, find_phase)
+    how.update(dict.fromkeys(lines))
+    for phase, rows in zip((PREFILL, DECODE), sums, strict=True):
+        count = sum(step.phase == phase for step in steps)
+        timed = any(one.timed for one in rows.values())
+        whole = sum(one.time if timed else one.launches for one in rows.values()) or 1
+        order = sorted(
+            rows.items(), key=lambda row: (row[0] in (UNKNOWN, UNSPLIT), -row[1].time, -row[1].launches, row[0])
+        )
+        for name, one in order:
+            share = 100 * (one.time if timed else one.launches) / whole
+            yield phase, *who, name, one.launches / count, one.time / count if timed else None, share
+
+
 def _read_gpu(trace: TraceModel, number: int) -> tuple[Whole, Any]:
     """Return the times of calls with work on the GPU, sorted, and the running sum of that work in ns."""
     places = [place for place in trace.gpus() if place[0] == number]
@@ -309,5 +355,6 @@ def _read_gpu(trace: TraceModel, number: int) -> tuple[Whole, Any]:
     return called[order], np.concatenate(([0.0], np.cumsum(took[order])))
 
 
-ANALYSIS = of_model(tokens, "Show how long a language model takes per token.", CALLS | GPU_TIMES | GRAPHS | RANGES,
+ANALYSIS = of_model(tokens, "Show how long a language model takes per token.",
+                    CALLS | GPU_TIMES | GRAPHS | NODES | NODE_TIMES | RANGES,
                     need=find_need, drains=True, sends=True)  # fmt: skip

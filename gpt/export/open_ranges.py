@@ -68,15 +68,32 @@ class CallRanges:
             found["time"] = times_of(self._process, rows["stamp"])
             found["key"], found["thread"] = rows["key"], rows["thread"]
             moments.add(found)
-        last = int(times_of(self._process, np.array([self._last], np.uint64))[0])
-        ranges = OpenRanges(self._kept, self._process, last, range(len(texts)))
+        ranges = self._make_ranges()
         for [(part, paths)] in ranges.iter((iter(moments), MOMENT)):
             inside = paths != NO_PATH
-            known, which = np.unique(paths[inside], return_inverse=True)
-            told = [describe_path(ranges.paths[path], texts) for path in known.tolist()]
             columns: dict[str, Any] = {"correlationId": part["key"][inside]}
             columns["globalTid"] = self._global_tids(part["thread"][inside])
-            for at, name in enumerate(("layer", "range")):
-                numbers = np.array([strings.number(one[at] or "") for one in told], np.int64)
-                columns[name] = np.ma.MaskedArray(numbers, numbers == 0)[which]
+            columns |= self._name(ranges, paths[inside], strings)
             tables.write(schema.CALL_RANGES, int(inside.sum()), columns)
+
+    def find(self, threads: Array, stamps: Array, strings: Strings) -> dict[str, Any]:
+        """Return the columns with the module and the ranges in which these calls were made."""
+        rows = np.zeros(len(threads), MOMENT)
+        rows["time"], rows["thread"], rows["key"] = times_of(self._process, stamps), threads, np.arange(len(rows))
+        found, ranges = np.zeros(len(rows), np.int64), self._make_ranges()
+        for [(part, paths)] in ranges.iter((iter([rows[np.argsort(rows["time"], kind="stable")]]), MOMENT)):
+            found[part["key"]] = paths
+        return self._name(ranges, found, strings)
+
+    def _make_ranges(self) -> OpenRanges:
+        last = int(times_of(self._process, np.array([self._last], np.uint64))[0])
+        return OpenRanges(self._kept, self._process, last, range(len(self._kept.texts)))
+
+    def _name(self, ranges: OpenRanges, paths: Array, strings: Strings) -> dict[str, Any]:
+        known, which = np.unique(paths, return_inverse=True)
+        told = [describe_path(ranges.paths[path], self._kept.texts) for path in known.tolist()]
+        columns = {}
+        for at, name in enumerate(("layer", "range")):
+            numbers = np.array([strings.number(one[at] or "") for one in told], np.int64)
+            columns[name] = np.ma.MaskedArray(numbers, numbers == 0)[which]
+        return columns

@@ -13,6 +13,7 @@ from gpt.base.errors import MissingError, TruncatedError
 from gpt.export import schema
 from gpt.export.correlate import NONE, WORK, CallNumbers, Matcher
 from gpt.export.files import TableFile
+from gpt.export.graph_nodes import GraphNodes
 from gpt.export.maps import MapTables
 from gpt.export.open_ranges import CallRanges
 from gpt.export.strings import Names, Strings
@@ -61,6 +62,7 @@ class ProcessRows:
         self._ends: dict[int, dict[str, Any]] = {}  # ends of ranges that haven't arrived, by id
         self._domains: dict[str, int] = {}
         self._call_ranges = CallRanges(process, self.global_tids)
+        self._graph_nodes = GraphNodes(process)
 
     def take(self, over: bool = False) -> None:
         """Write everything that has arrived. When the process is `over`, this includes work that's still waiting for
@@ -146,11 +148,15 @@ class ProcessRows:
             wide |= self._name_kernels(rows["function"]) | _launch_type(rows)
         if "object" in known:
             for api, places in iter_groups(rows["api"]):
-                if self.process.apis.get(api, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
+                if self._may_replay(api):
                     self.process.graphs.add_calls(api, take(rows, places))
+                    self._graph_nodes.add_calls(threads[places], take(rows, places))
         self._tables.write(schema.ARGUMENTS, len(rows), told | wide)
         launching = _each(rows["api"], self._may_launch).astype(bool)
         self._matcher.add_calls(keys[launching], rows[launching])
+
+    def _may_replay(self, id_: int) -> bool:
+        return self.process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH
 
     def _may_launch(self, id_: int) -> bool:
         api = self.process.apis.get(id_)
@@ -159,6 +165,7 @@ class ProcessRows:
     # Work on the GPU
 
     def _add_work(self, rows: Rows) -> None:
+        self._graph_nodes.add_work(rows[_each(rows["api"], self._may_replay).astype(bool)])
         known = rows.dtype.names or ()
         work = np.zeros(len(rows), WORK)
         for name in ("begin", "duration", "stream", "api", "function", "device"):
@@ -211,6 +218,15 @@ class ProcessRows:
         names = self._name_kernels(work["function"])
         types = {name: np.ma.MaskedArray(column, ~calls["known"]) for name, column in _launch_type(calls).items()}
         return names | types | {column: told(name) for name, column in SHAPE.items()}
+
+    def _write_nodes(self) -> None:
+        for replay, handle, columns in self._graph_nodes.iter_nodes():
+            thread, start = (np.array([number], np.uint64) for number in (replay.thread, replay.start))
+            columns["correlationId"] = int(self._calls.number(thread, start)[0])
+            columns |= {"globalTid": self._global_tid(replay.thread), "graphExecId": handle}
+            columns |= self._name_kernels(np.where(replay.types == 0, replay.functions, 0).astype(np.uint32))
+            columns |= self._call_ranges.find(replay.threads, replay.calls, self._strings)
+            self._tables.write(schema.NODES, len(replay.types), columns)
 
     # Ranges and ioctls
 
@@ -324,6 +340,7 @@ class ProcessRows:
 
     def _end(self) -> None:
         self._call_ranges.write(self._tables, self._strings)
+        self._write_nodes()
         self._write_counts()
         process, strings = self.process, self._strings
         for id_, number in self._late.items():

@@ -99,6 +99,13 @@ ARGUMENTS = ExportTable(
 )
 CALL_RANGES = ExportTable("GPT_CALL_RANGES", make_fields("i64 correlationId globalTid layer range"))
 LAUNCH_COUNTS = ExportTable("GPT_LAUNCH_COUNTS", make_fields(f"i64 globalPid; {NAMES}; u64 launches"))
+NODES = ExportTable(
+    "GPT_GRAPH_NODES",
+    make_fields(
+        f"i64 start end correlationId globalTid; u64 graphExecId node; text type; {NAMES}; i64 layer range; u8 waited; "
+        "f64 betweenEvents eventCost"
+    ),
+)
 GRAPH_WORK = ExportTable("GPT_GRAPH_WORK", make_fields("i64 globalPid; text type op; u64 count bytes"))
 CALL_COUNTS = ExportTable("GPT_CALL_COUNTS", make_fields("i64 globalPid nameId; u64 calls"))
 PROBED = ExportTable(
@@ -160,7 +167,7 @@ ENUMS = (
 )
 TABLES = (
     RUNTIME, KERNEL, MEMCPY, MEMSET, GRAPH, IOCTLS, NVTX, STRINGS, PROCESSES, THREADS, GPUS, DEVICES, SESSION, SYSTEM,
-    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, CALL_RANGES, LAUNCH_COUNTS, GRAPH_WORK, CALL_COUNTS, PROBED, UNPROBED,
-    TIMES, NEEDS, *ENUMS,
+    CAPTURED, EXPORTED, DIAGNOSTICS, ARGUMENTS, CALL_RANGES, LAUNCH_COUNTS, NODES, GRAPH_WORK, CALL_COUNTS, PROBED,
+    UNPROBED, TIMES, NEEDS, *ENUMS,
 )  # fmt: skip
 MAP = "u64 launchId; i64 globalPid; u64 block unit"  # columns of a table GPT_MAP_*, before the fields of its records

@@ -30,8 +30,8 @@ WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 DISTRIBUTED = frozenset(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"))
 # Python's functions, in the order of struct gpt_python in runtime/hook/watch/watch.h.
 FUNCTIONS = (
-    "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_CallFunctionObjArgs", "PyObject_CallMethodObjArgs",
-    "PyObject_Call",
+    "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_SetAttr", "PyObject_CallFunctionObjArgs",
+    "PyObject_CallMethodObjArgs", "PyObject_Call",
     "PyCFunction_NewEx", "PyLong_FromVoidPtr", "PyLong_AsLongLong", "PyBytes_AsString", "PyDict_GetItem", "PyDict_Next",
     "PyTuple_Size", "PyTuple_GetItem", "PyList_Size", "PyList_GetItem", "PyType_IsSubtype", "PyType_GetFlags",
     "PyErr_ExceptionMatches", "PyErr_Clear",
@@ -61,6 +61,8 @@ class Recorder:
         self.leave.argtypes, self.leave.restype = [], None
         self._new_region = library.gpt_hook_new_region
         self._new_region.argtypes, self._new_region.restype = [], ctypes.py_object
+        self.new_hook = library.gpt_hook_new_node_hook  # call `wrap` before it
+        self.new_hook.argtypes, self.new_hook.restype = [ctypes.py_object], ctypes.py_object
 
     def wrap(self, function: FunctionType, objects: tuple[Any, ...]) -> None:
         """Make all calls of a function pass through the library. `objects` are the last members of struct gpt_python.
@@ -98,9 +100,11 @@ class Recorder:
 class Names:
     """The names of modules, by id()."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_hook: Callable[[bytes | None], Any]) -> None:
         self.known: dict[int, bytes] = {}
         self.backward: dict[bytes, bytes] = {}  # by name
+        self.hooks: dict[bytes | None, dict[int, Any]] = {}  # by name, in the form of Tensor._backward_hooks
+        self._new_hook = new_hook  # a C function: Dynamo would compile one in Python
         self._texts: dict[bytes, bytes] = {}  # all names, never removed, because the library refers to them
         self._roots: set[int] = set()  # modules in `known` that were outermost
         self._refs: dict[int, Any] = {}
@@ -127,6 +131,14 @@ class Names:
         if found is not None:
             site[outer] = found
         return found
+
+    def find_hooks(self, name: bytes | None) -> dict[int, Any]:
+        """Return the hooks for nodes that belong to a module, which all of them share."""
+        return self.hooks.setdefault(name, {0: self._new_hook(name)})
+
+    def add_hooks(self, node: Any, hooks: dict[int, Any]) -> None:
+        """Add hooks to a node without a tensor, which takes much longer."""
+        node.register_prehook(hooks[0])
 
     def _add(self, module: Any, prefix: str) -> bytes:
         """Name a module and those below it."""
@@ -266,18 +278,21 @@ def install(load_file: Callable[[str, str], Any]) -> None:
         recorder = Recorder()
     except (AttributeError, ImportError, OSError):
         return
-    names = Names()
+    names = Names(recorder.new_hook)
     wrapped: list[bool] = []
     waiting: list[ModuleType] = []  # torch.autograd, if it's imported before the modules
 
     def patch_modules(module: Any) -> None:
         _place(Names, module.__file__)
         torch = module.torch
-        attributes = [sys.intern(name) for name in ("grad_fn", "_sequence_nr", "register_prehook")]
+        attributes = [
+            sys.intern(name) for name in ("grad_fn", "_sequence_nr", "_backward_hooks", "_register_hook_dict")
+        ]
         asked = torch._C.is_grad_enabled, getattr(torch._C, "_is_torch_function_mode_enabled", lambda: True)
         objects = (None, True, Exception, torch.Tensor, getattr(module, "Parameter", torch.Tensor), *attributes, *asked)
-        finders = (_make_finder(torch, module.__file__), names.find, names.find_site)
-        recorder.wrap(module.Module.__call__, (*objects, *finders, names.known, names.backward))
+        finders = (_make_finder(torch, module.__file__), names.find, names.find_site, names.find_hooks, names.add_hooks)
+        kept = (names.known, names.backward, names.hooks, torch.Tensor())
+        recorder.wrap(module.Module.__call__, (*objects, *finders, *kept))
         wrapped.append(True)
         for autograd in waiting:
             patch_autograd(autograd)

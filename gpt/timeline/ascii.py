@@ -178,6 +178,8 @@ def _find_letter(scene: Scene, process: int, id_: int, work: Work) -> int:
     api = scene.model.processes[process].api(id_)
     if not work.on_gpu:
         letter = CALLS.get(api.type, "X")
+    elif work.copies:
+        letter = "T"
     elif work.kernel or api.type not in ("memcpy", "memset"):
         letter = "P" if work.probed else "K"
     else:

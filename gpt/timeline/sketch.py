@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.timeline.counters import Copies, Counter
+from gpt.timeline.nodes import is_timed, iter_nodes
 from gpt.timeline.saved import SavedFinder, SavedSpans
 from gpt.timeline.tracks import (
     FIELDS,
@@ -30,6 +31,7 @@ from gpt.timeline.tracks import (
     iter_marks,
     iter_warps,
 )
+from gpt.trace.calls_store import GPU
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -40,6 +42,7 @@ Rows = npt.NDArray[np.void]
 # doesn't matter), or a kernel with probes.
 TellKind = Callable[[int, int, "Work"], int]
 SPAN = [("begin", "<i8"), ("end", "<i8"), ("kind", "u1"), ("open", "?")]
+NODE = [("begin", "<i8"), ("end", "<i8"), ("type", "<u8")]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Work:
     on_gpu: bool
     kernel: bool = False
     probed: bool = False
+    copies: bool = False  # a node of a graph that copies or sets memory; in which direction isn't known
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,13 @@ class Scene:
             copies.add_calls(calls)
             self.open |= bool((calls["duration"] == 0).any())
             self._add(calls, "start", THREAD)
+        timed = [np.zeros(0, GPU)]
         for work in model.iter_gpu_times(model.gpus()):
             finder.add_work(work)
             copies.add_work(work)
             self._add(work, "begin", STREAM)
+            timed.append(work[is_timed(model, work)])
+        self.nodes = _read_nodes(model, np.concatenate(timed))
         copies.join()
         self.rates: list[Counter] = list(copies.count_rates())
         self.saved = saved or finder.find()
@@ -140,6 +147,18 @@ class Scene:
             columns = rows["begin"].tolist(), ends.tolist(), rows["name"].tolist(), rows["open"].tolist()
             for track, begin, end, name, open_ in zip(find_range_tracks(number, rows, texts), *columns, strict=True):
                 yield track, NamedRange(begin, end, texts[name][1], open_)
+
+
+def _read_nodes(model: TraceModel, replays: Rows) -> tuple[Rows, Rows]:
+    """Return the replay that each timed node belongs to, and the nodes, as rows of NODE in order."""
+    parts = [(replays[:0], np.zeros(0, NODE))]
+    for nodes in iter_nodes(model, replays):
+        part = np.zeros(len(nodes.types), NODE)
+        part["begin"], part["end"], part["type"] = nodes.begins, np.maximum(nodes.begins, nodes.ends), nodes.types
+        parts.append((replays[np.full(len(part), nodes.row)], part))
+    rows, found = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((-found["end"], found["begin"]))
+    return rows[order], found[order]
 
 
 def iter_tracks(rows: Rows, kind: int) -> Iterator[tuple[Track, Whole]]:
@@ -214,6 +233,7 @@ class Sketch:
             self._add(work, "begin", STREAM, scene.saved.of_work(work, first))
             first += len(work)
         self._add_warps(ranges)
+        self._add_nodes()
         self._lanes.clear()  # ranges are drawn above the other spans of their track
         for number in range(len(model.processes)):
             self._add_ranges(number)
@@ -244,6 +264,20 @@ class Sketch:
             lanes = self._find_lanes(track, own["begin"], own["end"])
             for lane in np.unique(lanes).tolist():
                 self._row(replace(track, lane=lane)).add(own[lanes == lane], self._edges)
+
+    def _add_nodes(self) -> None:
+        """Add the nodes of replays, in a lane below the other work of their stream."""
+        rows, nodes = self._scene.nodes
+        spans = np.zeros(len(nodes), SPAN)
+        spans["begin"], spans["end"] = nodes["begin"], nodes["end"]
+        for kernel in (True, False):
+            own = (nodes["type"] == 0) == kernel
+            spans["kind"][own] = self._tell_kind(0, 0, Work(True, kernel, copies=not kernel)) if own.any() else 0
+        for track, mine in list(iter_tracks(rows, STREAM)):
+            free = 1 + max((one.lane for one in self.rows if replace(one, lane=0) == track), default=0)
+            own, lanes = spans[mine], Lanes(nested=False).find(spans["begin"][mine], spans["end"][mine])
+            for lane in np.unique(lanes).tolist():
+                self._row(replace(track, lane=free + lane)).add(own[lanes == lane], self._edges)
 
     def _find_kinds(self, rows: Rows, on_gpu: bool, facts: npt.NDArray[np.uint32]) -> Whole:
         kernels = rows["function"] != 0 if on_gpu else np.zeros(len(rows), bool)

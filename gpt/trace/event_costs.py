@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.trace.calls_store import times_of
+from gpt.trace.find_calls import find_calls
 from gpt.trace.node_times import same_nodes
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
 
 Times = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Key = tuple[int, int]  # a graph's handle, and the time stamp since when it has had it
 
 
 class EventCost(NamedTuple):
@@ -37,13 +40,41 @@ class EventCost(NamedTuple):
         """Return the ns of nodes without their events, from time stamps."""
         return np.maximum(process.clock.durations(durations) - self.each, 0)
 
+    def place(self, process: Process, replay: TimedReplay) -> tuple[Whole, Whole]:
+        """Return when each node of a replay began and ended, in ns."""
+        begins = times_of(process, np.array([replay.begin], np.uint64)) + process.clock.durations(replay.begins).astype(
+            np.int64
+        )
+        return begins, begins + np.rint(self.own(process, replay.durations)).astype(np.int64)
 
-def find_costs(trace: TraceModel, number: int) -> dict[tuple[int, int], EventCost]:
-    """Return the cost of events in each graph of a process whose nodes were timed, by its handle and `since`."""
+
+def find_costs(trace: TraceModel, number: int) -> dict[Key, EventCost]:
+    """Return the cost of events in each graph of a process whose nodes were timed."""
     process = trace.processes[number]
+    if not list_timed(process):
+        return {}
+    places = [place for place in trace.gpus() if place[0] == number]
+    gpu = [rows[rows["function"] == 0] for rows in trace.iter_gpu_times(places)] if places else []
+    calls = [part[trace.chosen(part, type="graph", op="launch")]
+             for part in trace.iter_calls("object", "stamp", process=number)]  # fmt: skip
+    return compute_costs(process, np.concatenate(gpu) if gpu else None, np.concatenate(calls) if calls else None)
+
+
+def list_timed(process: Process) -> dict[Key, list[TimedReplay]]:
+    """Return the replays of each graph whose nodes were timed."""
     found = {(handle, graph.since): process.graphs.timed(handle, graph) for handle, graph in process.graphs.iter_all()}
-    timed = {key: replays for key, replays in found.items() if replays}
-    bare = _list_untimed(trace, number, timed) if timed else {}
+    return {key: replays for key, replays in found.items() if replays}
+
+
+def compute_costs(process: Process, rows: Any, launches: Any) -> dict[Key, EventCost]:
+    """Return the cost of events in each graph whose nodes were timed.
+
+    `rows` are the GPU times of replays, with the `thread` and the start of the `call`. `launches` are the calls that
+    launched graphs, with the handle as `object`, and their starts also as time stamps. Other times are in ns. Either
+    may be None.
+    """
+    timed = list_timed(process)
+    bare = {} if rows is None or launches is None else _list_untimed(process, timed, rows, launches)
     return {key: _find_cost(process, replays, bare.get(key)) for key, replays in timed.items()}
 
 
@@ -69,37 +100,22 @@ def find_excess(times: Times, whole: float) -> float:
     return float(((sums - whole) / np.arange(1, len(sums) + 1)).max(initial=0))
 
 
-def _list_untimed(
-    trace: TraceModel, number: int, timed: dict[tuple[int, int], list[TimedReplay]]
-) -> dict[tuple[int, int], Times]:
+def _list_untimed(process: Process, timed: dict[Key, list[TimedReplay]], rows: Any, launches: Any) -> dict[Key, Times]:
     """Return the GPU times of the replays of these graphs that ran without events."""
-    process = trace.processes[number]
-    places = [place for place in trace.gpus() if place[0] == number]
-    gpu = [rows[rows["function"] == 0] for rows in trace.iter_gpu_times(places)] if places else []
-    calls = [part[trace.chosen(part, type="graph", op="launch")]
-             for part in trace.iter_calls("object", "stamp", process=number)]  # fmt: skip
-    if not gpu or not calls:
-        return {}
-    rows, launches = np.concatenate(gpu), np.concatenate(calls)
-    keys = call_keys(rows["thread"], rows["call"])
-    with_events = np.isin(keys, find_keys(process, (one for replays in timed.values() for one in replays)))
+    rows = rows[find_timed(process, (one for replays in timed.values() for one in replays), rows) < 0]
+    launched = find_calls(rows["thread"], rows["call"], launches["thread"], launches["start"])
     found = {}
     for handle, graph, own in process.graphs.iter_launched(launches["object"], launches["stamp"]):
-        mine = np.isin(keys, call_keys(launches["thread"][own], launches["start"][own])) & ~with_events
+        mine = np.isin(launched, own)
         if mine.any():
             found[handle, graph.since] = rows["duration"][mine].astype(np.float64)
     return found
 
 
-def find_keys(process: Process, replays: Iterable[TimedReplay]) -> Any:
-    """Return the keys of the calls that launched these replays."""
-    pairs = np.array([(one.thread, one.start) for one in replays], np.uint64).reshape(-1, 2)
-    return call_keys(pairs[:, 0], times_of(process, pairs[:, 1]))
-
-
-def call_keys(threads: Any, starts: Any) -> Any:
-    """Return a number that identifies each call of a process, from its thread and its start in ns."""
-    return starts.astype("<u8") * np.uint64(0x9E3779B97F4A7C15) + threads
+def find_timed(process: Process, replays: Iterable[TimedReplay], rows: Any) -> Any:
+    """Return which of these replays each GPU time belongs to, as an index, or -1."""
+    calls = np.array([(one.thread, one.start) for one in replays], np.uint64).reshape(-1, 2)
+    return find_calls(rows["thread"], rows["call"], calls[:, 0], times_of(process, calls[:, 1]))
 
 
 def median(values: Any) -> int:

@@ -6,7 +6,20 @@ import pytest
 
 from gpt.analyze.lib.attribution import LAYERS
 from tests.analyze.asked import Answers, ask, run
-from tests.analyze.moments import APIS, KERNELS, MS, at, launches, ranges, times
+from tests.analyze.moments import (
+    APIS,
+    CAPTURED,
+    KERNELS,
+    LAYERED,
+    MS,
+    at,
+    graph,
+    launches,
+    node_times,
+    ranges,
+    replays,
+    times,
+)
 from tests.trace import forge
 
 
@@ -72,6 +85,24 @@ def test_launches_that_repeat(known):
     }  # fmt: skip
     assert [(row["tokens"], row["first"]) for row in found.rows["generations"]] == [(11, 20 * MS), (11, 20 * MS)]
     assert found.verdicts["phases"][0].startswith("steps: 3 launches that repeat")
+
+
+def test_layers_of_each_kind_of_step():
+    """A prefill that launches a kernel in a layer, and replays, one of which timed its nodes."""
+    marked = ranges(("prefill", 0, 10), *steps("decode", 49, 4, 10, 8), first=50)
+    work = times((1, 1.2, 1, 1, 4), (1, 20, 1, 1, 99), *((2, 50 + 10 * n, 2, 0, 8) for n in range(4)))
+    replayed = [*graph(5, CAPTURED), *replays(*((2, 50 + 10 * n) for n in range(4)))]
+    found = told(marked, LAYERED, launches((1, 1.2, 1), (1, 20, 1)), replayed, node_times(60, [1, 2, 1]), work)
+    rows = [tuple(row[name] for name in ("phase", "layer", "launches", "gpu_time", "share"))
+            for row in found.rows["layers"]]  # fmt: skip
+    assert rows == [
+        ("prefill", "layers.0", 1, 4 * MS, 100), ("decode", "layers.0", 2, 6 * MS, 75),
+        ("decode", "layers.1", 1, 2 * MS, 25),
+    ]  # fmt: skip
+    assert found.verdicts["layers"] == [
+        "32.0ms of replays split in proportion to the times of their nodes, which --node-times measured in some of them"
+    ]
+    assert "layers" not in told(marked, launches((1, 50, 1))).rows
 
 
 def test_what_is_missing_is_said():

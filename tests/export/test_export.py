@@ -21,7 +21,7 @@ from gpt.export.strings import Strings, shorten_kernel
 from gpt.stream import records
 from gpt.trace.modules import LAYERS
 from tests.analyze.asked import run
-from tests.export.exported import APIS, HIGH, KERNEL, ask, small, tables, write
+from tests.export.exported import APIS, GRAPH, HIGH, KERNEL, NS, ask, small, tables, write
 from tests.tiers import first
 from tests.trace import forge
 
@@ -80,6 +80,31 @@ def test_calls_have_the_module_and_the_ranges_that_they_were_made_in(tmp_path):
         assert ask(path, asked) == [
             (1000, None, "step"), (2000, "layers.3.up", "step"), (3000, "layers.3", "step"), (4000, None, "step"),
         ]  # fmt: skip
+
+
+def test_nodes_of_timed_replays(tmp_path):
+    """Two replays, one of which timed a kernel, captured in a layer, and a copy of unknown origin."""
+    inside = [
+        forge.api(GRAPH, "cuGraphLaunch"), records.make("function", id=9, name=KERNEL),
+        records.make("graph", exec=HIGH, at=1000, nodes=2, functions=[9], launches=[1], operations=[]),
+        forge.calls([(n, 70, GRAPH, 0, HIGH, 7) for n in (5000, 9000)], forge.OBJECT),
+        records.make("gpu_times", **forge.rows(
+            [(5500, 900, 5000, 7, GRAPH, 0, 1, 0), (9500, 600, 9000, 7, GRAPH, 0, 1, 0)], forge.GPU_TIMES)),
+        records.make("node_times", exec=HIGH, thread=1, start=5000, begin=5510, pause=10, types=[0, 1],
+                     functions=[9, 0], threads=[1, 0], calls=[2000, 0], early=[0, 1], begins=[0, 520],
+                     durations=[520, 400]),
+        records.make("range", id=1, type="push", thread=1, name="layers.3", domain=LAYERS, start=1900),
+        records.make("range_end", id=1, thread=1, end=2900),
+    ]  # fmt: skip
+    path = write(tmp_path / "t.sqlite", forge.trace(*inside, **NS))
+    asked = """SELECT n.start, n.end, node, n.type, short.value, layer.value, range, waited, betweenEvents, eventCost,
+        g.start, graphExecId FROM GPT_GRAPH_NODES n JOIN CUPTI_ACTIVITY_KIND_RUNTIME g USING (correlationId, globalTid)
+        LEFT JOIN StringIds short ON shortName = short.id LEFT JOIN StringIds layer ON layer = layer.id"""
+    own = HIGH - (1 << 64)
+    assert ask(path, asked) == [  # 160 ns less each: 600 ns together
+        (4510, 4870, 1, "kernel", "gemm", "layers.3", None, 0, 520.0, 160.0, 4000, own),
+        (5030, 5270, 2, "memcpy", None, None, None, 1, 400.0, 160.0, 4000, own),
+    ]
 
 
 def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(made):

@@ -8,7 +8,6 @@ steps run under PyTorch's profiler, with a range per module, and the GPU time of
 from __future__ import annotations
 
 import bisect
-import ctypes
 import json
 import os
 import statistics
@@ -18,10 +17,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
+from module_calls import find_original, find_vectorcall
 from probe_workload import digest
 from toggle_llama import Llama, make_inputs
 from torch import nn
@@ -111,18 +110,10 @@ def graphed() -> dict[str, Any]:
     return {"digest": digest(found)}
 
 
-def find_vectorcall() -> ctypes.c_void_p:
-    """Return where torch.nn.Module.__call__ has the address by which Python calls it, which --layers has replaced."""
-    words = object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p)
-    place = ctypes.c_ssize_t.from_address(id(FunctionType) + words).value
-    return ctypes.c_void_p.from_address(id(nn.Module.__call__) + place)
-
-
 def overhead() -> dict[str, Any]:
     """Time steps with Python's own calls of modules and with ours in turn; return us per module call and launch."""
-    slot, other = find_vectorcall(), ctypes.pythonapi.PyVectorcall_Function
-    other.argtypes, other.restype = [ctypes.py_object], ctypes.c_void_p
-    ours, original = slot.value, other(find_vectorcall)
+    slot, original = find_vectorcall(), find_original()
+    ours = slot.value
     assert ours != original, "torch.nn.Module.__call__ is as always"
     model, _ = make()
     given = make_inputs(1, 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import threading
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ driver = ctypes.CDLL("libcuda.so.1")
 PTX = b".version 7.0\n.target sm_70\n.address_size 64\n" + b"".join(
     b".visible .entry %s(){ret;}\n" % name for name in (b"linear", b"linear_grad", b"scores", b"scores_grad", b"loss")
 )
-stream = ctypes.c_void_p()
+context, stream = ctypes.c_void_p(), ctypes.c_void_p()
 
 
 def check(status: int) -> None:
@@ -26,7 +27,7 @@ def check(status: int) -> None:
 
 
 def begin() -> dict[str, ctypes.c_void_p]:
-    context, module = ctypes.c_void_p(), ctypes.c_void_p()
+    module = ctypes.c_void_p()
     check(driver.cuInit(0))
     check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
     check(driver.cuCtxSetCurrent(context))
@@ -117,6 +118,25 @@ def train(model: nn.Module) -> None:
     launch("loss")
     loss.backward()
     print(sum(parameter.grad.double().sum() for parameter in model.parameters()).item())
+
+
+def threads(model: nn.Module) -> None:
+    """Train models in four threads at once, which switch as often as possible."""
+    sys.setswitchinterval(1e-6)
+    together = threading.Barrier(4)
+
+    def run() -> None:
+        check(driver.cuCtxSetCurrent(context))
+        own = Model()
+        for _ in range(5):
+            together.wait()
+            own(torch.ones(4, 8)).square().mean().backward()
+
+    started = [threading.Thread(target=run) for _ in range(4)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
 
 
 def decode(model: nn.Module) -> None:

@@ -58,6 +58,14 @@ def test_modules_of_a_forward_and_a_backward_pass(tmp_path):
     assert ran(tmp_path, "train", options=()) == with_layers
 
 
+def test_threads_that_run_backward_passes_at_once(tmp_path):
+    """They add hooks of different modules by the same tensor."""
+    ran(tmp_path, "threads")
+    kernels = {"attn": 60, "attn.q": 60, "attn.o": 60, "mlp.N": 60}
+    expected = {f"layers.N.{name}": count for name, count in kernels.items()} | {"head": 20}
+    assert launches(tmp_path) == expected | {f"{name} (backward)": count for name, count in expected.items()}
+
+
 def test_replays_belong_to_the_modules_that_were_captured(tmp_path):
     ran(tmp_path, "decode")
     assert launches(tmp_path, "layer") == {**{f"layers.{n}": 40 for n in range(3)}, "head": 10}
@@ -169,6 +177,7 @@ TORCH = """
 import contextlib
 
 class Tensor:
+    mode = False
     grad_fn = property(lambda self: self.node)
 
 class _C:
@@ -177,6 +186,10 @@ class _C:
     @staticmethod
     def is_grad_enabled():
         return True
+
+    @staticmethod
+    def _is_torch_function_mode_enabled():
+        return Tensor.mode
 
 import torch.nn.modules.module
 import torch.autograd
@@ -204,7 +217,12 @@ class Node:
     def _sequence_nr(self):
         return self.number
 
+    def _register_hook_dict(self, tensor):
+        assert not torch.Tensor.mode
+        self.hooks += tensor._backward_hooks.values()
+
     def register_prehook(self, hook):
+        assert torch.Tensor.mode
         self.hooks.append(hook)
 
 class Made(torch.Tensor):
@@ -229,6 +247,9 @@ try:
 except ValueError as error:
     print(error)
 print([len(node.hooks) for node in Node.made])
+torch.Tensor.mode = True
+assert len(model(Made())[0].node.hooks) == 1
+torch.Tensor.mode = False
 torch.autograd._engine_run_backward(Node.made[::-1])
 before = sys.getrefcount(None), sys.getrefcount(model.inner)
 for _ in range(1000):
@@ -271,4 +292,4 @@ def test_calls_pass_through_the_library_in_each_version_of_python(fake, python):
         pytest.skip(f"no {Path(python).name}")
     done = hooked.run(fake / "t.mp", python, "program.py", options=("--layers",), cwd=fake)
     assert (done.stdout, done.stderr) == ("no input\n[1, 1, 1, 1]\nTrue True\n", "")
-    assert count_ranges(fake) == {"Outer": 2, "layers.0": 1002, "layers.0 (backward)": 2}
+    assert count_ranges(fake) == {"Outer": 3, "layers.0": 1003, "layers.0 (backward)": 4}

@@ -86,6 +86,12 @@ def test_nodes_of_a_replay_are_below_it():
     packets = schema.Trace.FromString(draw("perfetto", made)).packet
     events = [packet.gpu_render_stage_event for packet in packets if packet.HasField("gpu_render_stage_event")]
     assert [event.event_id for event in events].count(0) == 3 and len(events) >= 4
+    done = run("timeline", data=forge.pack(made), env=os.environ | {"COLUMNS": "73"})
+    text = done.stdout.decode().splitlines()  # from 10 to 62 us: a letter for each us
+    assert [line for line in text if "default stream" in line] == [
+        "  default stream     " + "." * 32 + "K" * 20,
+        "  default stream (2) " + "." * 33 + "KKKK.KK.TTTTTTTTTTT",
+    ]
 
 
 def test_a_row_a_thread_and_a_stream():

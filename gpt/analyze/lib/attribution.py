@@ -26,6 +26,7 @@ from gpt.screen.demangle import demangle
 from gpt.screen.units import amount, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.event_costs import EventCost, find_costs
+from gpt.trace.find_calls import find_calls
 from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
 from gpt.trace.node_times import name_type
@@ -49,6 +50,7 @@ NUMBER = re.compile(r"\d+")
 
 Label = Callable[["_Part", int, int], str]  # path, and function or minus the api of a copy
 Key = tuple[int, int]  # path, function
+FindGroup = Callable[["Array"], "Array"]  # the group of each call, by its time in ns
 Replay = tuple[int, int, int]  # path, handle, time stamp from which the graph has it
 
 
@@ -90,9 +92,9 @@ class _Part:
     ranges: OpenRanges
     texts: list[tuple[str | None, str]]
     costs: dict[tuple[int, int], EventCost]  # by handle and the graph's `since`
+    nodes: dict[tuple[int, int], int]  # paths by the thread and stamp of origins
     direct: dict[Key, Sums] = field(default_factory=lambda: defaultdict(Sums))
     replays: dict[Replay, Sums] = field(default_factory=lambda: defaultdict(Sums))
-    nodes: dict[tuple[int, int], int] = field(default_factory=dict)  # paths by the thread and stamp of origins
 
     def names(self, path: int) -> list[str]:
         """Return the names of the open ranges."""
@@ -179,39 +181,77 @@ def attribute(trace: TraceModel, by: str) -> Answers:
     """Yield launches and GPU time by kernel, range, module or layer."""
     manner = MANNERS[by]
     rows: dict[str, Sums] = defaultdict(Sums)
-    parts = [_add_up(trace, number, manner) for number in range(len(trace.processes))]
+    parts = [part for number in range(len(trace.processes)) for part in _add_up(trace, number, manner)]
     verdict = _Verdict(by, bool(trace.gpus()))
     means = _find_means(parts)
     for part in parts:
         verdict.started += part.ranges.started
-        for (path, function), sums in part.direct.items():
-            rows[manner.label(part, path, function)] += sums
-        for (path, handle, since), sums in part.replays.items():
-            _add_replays(part, manner, path, handle, since, sums, means, rows, verdict)
+        _add_part(part, manner, means, rows, verdict)
     yield _make(by, manner, rows, verdict)
 
 
-def _add_up(trace: TraceModel, number: int, manner: Manner) -> _Part:
-    """Read the launches and GPU times of a process, each with its open ranges."""
+def sum_layers(
+    trace: TraceModel, number: int, groups: int, find_group: FindGroup
+) -> tuple[list[dict[str, Sums]], list[str]]:
+    """Add up the launches and GPU times of a process by layer, for each group of calls. Return these sums, and lines
+    that say how replays were split, for all groups but the first.
+    """
+    manner, verdict = MANNERS["layer"], _Verdict("layer", timed=True)
+    parts = _add_up(trace, number, manner, groups, find_group)
+    means, found = _find_means(parts), []
+    for part in parts[1:]:
+        rows: dict[str, Sums] = defaultdict(Sums)
+        _add_part(part, manner, means, rows, verdict)
+        found.append(rows)
+    both: dict[str, Sums] = defaultdict(Sums)
+    for rows in found:
+        for name, sums in rows.items():
+            both[name] += sums
+    return found, [*verdict.lines(both)]
+
+
+def _add_part(part: _Part, manner: Manner, means: dict[str, float], rows: dict[str, Sums], verdict: _Verdict) -> None:
+    for (path, function), sums in part.direct.items():
+        rows[manner.label(part, path, function)] += sums
+    for (path, handle, since), sums in part.replays.items():
+        _add_replays(part, manner, path, handle, since, sums, means, rows, verdict)
+
+
+def _add_up(
+    trace: TraceModel, number: int, manner: Manner, groups: int = 1, find_group: FindGroup | None = None
+) -> list[_Part]:
+    """Read the launches and GPU times of a process, each with its open ranges. Return a part for each group of
+    calls.
+    """
     process = trace.processes[number]
     texts = trace.ranges(number).texts
     wanted = [at for at, (domain, _) in enumerate(texts)
               if (manner.ranges and domain != LAYERS) or (manner.layers and domain == LAYERS)]  # fmt: skip
-    part = _Part(process, OpenRanges(trace.ranges(number), process, trace.last(number), wanted), texts,
-                 find_costs(trace, number))  # fmt: skip
+    ranges, nodes = OpenRanges(trace.ranges(number), process, trace.last(number), wanted), dict[tuple[int, int], int]()
+    costs = find_costs(trace, number)
+    parts = [_Part(process, ranges, texts, costs, nodes) for _ in range(groups)]
+    find_group = find_group or (lambda times: np.zeros(len(times), np.int64))
     origins = _list_origins(process)
     streams = ((_iter_launches(trace, number), MOMENT), (_iter_times(trace, number), TIMED), (iter([origins]), CREATED))
     launching = {id_ for id_, api in process.apis.items() if api[:2] == GRAPH_LAUNCH}
-    for (launches, paths), (times, timed_paths), (created, created_paths) in part.ranges.iter(*streams):
+    for (launches, paths), (times, timed_paths), (created, created_paths) in ranges.iter(*streams):
+        # each window of time has all GPU times of its launches
+        at = find_calls(times["thread"], times["time"], launches["thread"], launches["time"])
         if manner.stacks:
             stacks = np.append(process.sites.find(launches["thread"], launches["stamp"]), 0).astype(np.int64)
-            paths, timed_paths = stacks[:-1], stacks[_join(launches, times)]
+            paths, timed_paths = stacks[:-1], stacks[at]
             created_paths = process.sites.find(created["thread"], created["stamp"]).astype(np.int64)
-        since, at = np.append(_count(part, launches, paths), np.uint64(0)), _join(launches, times)
-        _count_times(part, times, timed_paths, np.append(launches["object"], 0)[at], since[at], launching)
+        since, handles = np.zeros(len(launches) + 1, np.uint64), np.append(launches["object"], 0)
+        launched, ran = find_group(launches["time"]), find_group(times["time"])
+        for group, part in enumerate(parts):
+            own = np.flatnonzero(launched == group)
+            since[own] = _count(part, launches[own], paths[own])
+        for group, part in enumerate(parts):
+            own = np.flatnonzero(ran == group)
+            _count_times(part, times[own], timed_paths[own], handles[at[own]], since[at[own]], launching)
         pairs = zip(created["thread"].tolist(), created["stamp"].tolist(), strict=True)
-        part.nodes.update(zip(pairs, created_paths.tolist(), strict=True))
-    return part
+        nodes.update(zip(pairs, created_paths.tolist(), strict=True))
+    return parts
 
 
 def _iter_launches(trace: TraceModel, number: int) -> Iterator[Array]:
@@ -251,17 +291,6 @@ def _list_origins(process: Process) -> Array:
     rows["thread"], rows["stamp"] = unique[:, 0], unique[:, 1]
     rows["time"] = times_of(process, rows["stamp"])
     return rows[np.argsort(rows["time"], kind="stable")]
-
-
-def _join(launches: Array, times: Array) -> Array:
-    """Return the index of the launch that each GPU time belongs to, or -1.
-
-    Both arrays come from the same window of time, which contains all rows of its launches.
-    """
-    keys = (launches[name].tolist() for name in ("time", "thread"))
-    table = {key: at for at, key in enumerate(zip(*keys, strict=True))}
-    wanted = zip(times["time"].tolist(), times["thread"].tolist(), strict=True)
-    return np.array([table.get(key, -1) for key in wanted], np.int64)
 
 
 def _iter_sums(keys: Array, *values: Array) -> Iterator[tuple[int, ...]]:

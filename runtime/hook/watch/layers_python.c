@@ -17,6 +17,7 @@
 
 enum { MOST_DEPTH = 3, MOST_ITEMS = 64 };                 // nested containers; items of each
 enum { TAGGED = 1 << 16, NUMBER_BITS = 40 };              // a node's number has fewer bits in practice
+enum { TABLES = 16, APART = 40503 };                      // threads with a table of their own; odd
 enum { LIST = 1 << 25, TUPLE = 1 << 26, DICT = 1 << 29 }; // in PyType_GetFlags
 enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_O = 8 };
 
@@ -80,15 +81,17 @@ static object *on_backward(object *name, object *gradients) {
 static struct method method = {"gpt_layers", on_backward, METH_O, NULL};
 
 // Return whether a node has no hook yet, and remember that it has. PyTorch numbers the nodes of a thread in
-// the order of their creation. If two have the same place in the table, the first is forgotten.
+// the order of their creation. If two have the same place in the table, the first is forgotten. So threads
+// that run the same model side by side, and thus reach the same numbers, must not share places.
 static bool is_new(uint64_t number) {
     static _Atomic uint32_t threads;
-    static _Atomic uint64_t tagged[TAGGED];
+    static _Atomic uint64_t tagged[TABLES][TAGGED]; // a page takes memory once it's used
     if (!thread_number)
         thread_number = atomic_fetch_add(&threads, 1) + 1;
     uint64_t key = number | (uint64_t)thread_number << NUMBER_BITS;
-    return atomic_exchange_explicit(&tagged[(number + thread_number) % TAGGED], key, memory_order_relaxed) !=
-           key;
+    uint64_t place = number + (uint64_t)thread_number / TABLES * APART;
+    return atomic_exchange_explicit(&tagged[thread_number % TABLES][place % TAGGED], key,
+                                    memory_order_relaxed) != key;
 }
 
 static bool is_true(object *function) {
@@ -102,16 +105,40 @@ static bool is_true(object *function) {
 
 // Return the node that made a tensor. The program may override what tensors do, in a subclass or in a
 // TorchFunctionMode, and mustn't see that we look.
-static object *node_of(object *tensor) {
+static object *node_of(object *tensor, bool overridden) {
     object *type = type_of(tensor);
-    bool plain = (type == python->tensor || type == python->parameter) && !is_true(python->is_mode_enabled);
+    bool plain = (type == python->tensor || type == python->parameter) && !overridden;
     return plain ? python->get_attribute(tensor, python->grad_fn)
                  : python->call(python->find_node, tensor, NULL);
 }
 
+// Let a node record its module when it runs. register_prehook would be the obvious way, but it takes 15 times
+// as long, because it makes a dictionary and a handle for each node. _register_hook_dict, by which
+// Tensor.register_hook adds a tensor's hooks to the node that made it, accepts any tensor: so one tensor of
+// ours carries the hooks of each module in turn. No other thread can change it in between, as neither call
+// runs Python code.
+static bool add_hooks(object *node, object *name, bool overridden) {
+    object *hooks = python->dict_item(python->known_hooks, name), *done;
+    if (!hooks) {
+        if (!(hooks = python->call(python->find_hooks, name, NULL)))
+            return false;
+        python->drop(hooks); // nothing frees it
+    }
+    if (overridden) // setting an attribute of a tensor would call the program's mode
+        done = python->call(python->add_hooks, node, hooks, NULL);
+    else if (python->set_attribute(python->carrier, python->backward_hooks, hooks))
+        return false;
+    else
+        done = python->call_method(node, python->register_hooks, python->carrier, NULL);
+    if (done)
+        python->drop(done);
+    return done;
+}
+
 // Assign the node that made a tensor to a module, unless the node belongs to one already.
 static bool tag_tensor(object *tensor, object *name) {
-    object *node = node_of(tensor), *number = NULL, *hook = NULL, *done = NULL;
+    bool overridden = is_true(python->is_mode_enabled);
+    object *node = node_of(tensor, overridden), *number = NULL;
     if (node == python->none) {
         python->drop(node);
         return true;
@@ -120,12 +147,11 @@ static bool tag_tensor(object *tensor, object *name) {
     long long at = good ? python->number_of(number) : -1;
     good = at >= 0; // a node that accumulates gradients has the largest number there is
     if (good && is_new((uint64_t)at))
-        good = (hook = python->new_function(&method, name, NULL)) &&
-               (done = python->call_method(node, python->register_prehook, hook, NULL));
-    object *ours[] = {done, hook, number, node};
-    for (size_t i = 0; i < sizeof(ours) / sizeof(*ours); i++)
-        if (ours[i])
-            python->drop(ours[i]);
+        good = add_hooks(node, name, overridden);
+    if (number)
+        python->drop(number);
+    if (node)
+        python->drop(node);
     return good || drop_error();
 }
 
@@ -170,6 +196,8 @@ static object *backward_name(object *name) {
     object *found = name == python->none ? NULL : python->dict_item(python->backward_names, name);
     return found ? found : python->none;
 }
+
+object *gpt_hook_new_node_hook(object *name) { return python->new_function(&method, name, NULL); }
 
 void gpt_hook_stop_tagging(void) { tagging = false; }
 
@@ -279,7 +307,7 @@ int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python 
     if (*pointer != given->vectorcall)
         return 0;
     saved = *given;
-    for (object **one = &saved.none; one <= &saved.backward_names; one++)
+    for (object **one = &saved.none; one <= &saved.carrier; one++)
         saved.add_reference(*one);
     python = &saved;
     if (given->set_vectorcall) // it also tells the interpreter

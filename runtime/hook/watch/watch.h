@@ -308,6 +308,7 @@ struct gpt_python {
     void (*add_reference)(gpt_object *);                                // Py_IncRef
     void (*drop)(gpt_object *);                                         // Py_DecRef
     gpt_object *(*get_attribute)(gpt_object *, gpt_object *);           // PyObject_GetAttr
+    int (*set_attribute)(gpt_object *, gpt_object *, gpt_object *);     // PyObject_SetAttr
     gpt_object *(*call)(gpt_object *, ...);                             // PyObject_CallFunctionObjArgs
     gpt_object *(*call_method)(gpt_object *, gpt_object *, ...);        // PyObject_CallMethodObjArgs
     gpt_object *(*call_with)(gpt_object *, gpt_object *, gpt_object *); // PyObject_Call
@@ -326,13 +327,15 @@ struct gpt_python {
     int (*matches_error)(gpt_object *);                                      // PyErr_ExceptionMatches
     void (*clear_error)(void);                                               // PyErr_Clear
     // objects
-    gpt_object *none, *truth, *exception;                 // None, True, Exception
-    gpt_object *tensor, *parameter;                       // torch.Tensor, torch.nn.Parameter
-    gpt_object *grad_fn, *sequence_nr, *register_prehook; // names of attributes
-    gpt_object *is_grad_enabled, *is_mode_enabled; // functions: about torch.overrides.TorchFunctionMode
-    gpt_object *find_node, *find, *find_site;      // functions; the last two name modules
-    gpt_object *names, *backward_names;            // dicts: by id(), and by name
-    uint64_t type_at;                              // where an object has its type
+    gpt_object *none, *truth, *exception;                                // None, True, Exception
+    gpt_object *tensor, *parameter;                                      // torch.Tensor, torch.nn.Parameter
+    gpt_object *grad_fn, *sequence_nr, *backward_hooks, *register_hooks; // names of attributes
+    gpt_object *is_grad_enabled, *is_mode_enabled;    // functions: about torch.overrides.TorchFunctionMode
+    gpt_object *find_node, *find, *find_site;         // functions; the last two name modules
+    gpt_object *find_hooks, *add_hooks;               // functions: hooks of a module's nodes
+    gpt_object *names, *backward_names, *known_hooks; // dicts: by id(), and by name
+    gpt_object *carrier;                              // a tensor that brings hooks to a node
+    uint64_t type_at;                                 // where an object has its type
 };
 
 // Let calls of a Python function pass through us; `place` is where it has its vectorcall. Returns 0 if that
@@ -343,6 +346,8 @@ EXPORT int gpt_hook_wrap_calls(gpt_object *function, size_t place, const struct 
 EXPORT void gpt_hook_stop_tagging(void);
 // Return a function that calls PyTorch's _engine_run_backward.
 EXPORT gpt_object *gpt_hook_wrap_backward(gpt_object *original);
+// Return a new hook for autograd nodes, which records that the module `name`, or none, is running.
+EXPORT gpt_object *gpt_hook_new_node_hook(gpt_object *name);
 EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
 
 // Return a new Python function for code made by torch.compile to call. Its argument is a place in that code,
