@@ -25,6 +25,7 @@ Choose = Callable[[Threads, Rows], npt.NDArray[np.bool_]]
 
 BATCH = 16 << 20  # bytes of collected rows that make a batch
 OVERHEAD = 64  # bytes that a collected record needs in addition to its rows
+RECENT = 4  # layouts to compare with
 MAX_LAYOUTS = 1000  # limit for the cache of layouts
 _PACKER = msgpack.Packer(unicode_errors="surrogateescape")
 CALL = {"start": "u64", "duration": "u64", "api": "u32", "result": "i32"}  # fields that every row of `calls` has
@@ -106,6 +107,7 @@ class Collector:
         self._kind, self._known, self._needed, self._choose = kind, known, tuple(needed), choose
         self._threads = "thread" in records.KINDS[kind]
         self._layouts: dict[tuple[int, bytes], Layout] = {}
+        self._recent: list[tuple[int, Any, Layout]] = []  # strides and fields of the last few records
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
         self._size = 0
 
@@ -124,11 +126,21 @@ class Collector:
         self._size += len(rows) + OVERHEAD
 
     def _find_layout(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
-        stride, rows = record.get("stride"), record.get("rows")
+        stride, rows, fields = record.get("stride"), record.get("rows"), record.get("fields")
         if type(stride) is not int or type(rows) is not bytes:
             raise MalformedError(records.check(record) or f"{self._kind}: no rows")
+        for known_stride, known, layout in self._recent:  # comparing is faster than packing
+            if known_stride == stride and known == fields:
+                break
+        else:
+            layout = self._parse_layout(record, stride, fields)
+            self._recent = [(stride, fields, layout), *self._recent[: RECENT - 1]]
+        packed.check_rows(self._kind, rows, stride)
+        return layout, rows
+
+    def _parse_layout(self, record: dict[str, Any], stride: int, fields: Any) -> Layout:
         try:
-            key = stride, _PACKER.pack(record.get("fields"))
+            key = stride, _PACKER.pack(fields)
         except (TypeError, ValueError, OverflowError):
             raise MalformedError(records.check(record) or f"{self._kind}.fields nested too deep") from None
         layout = self._layouts.get(key)
@@ -137,8 +149,7 @@ class Collector:
                 self._layouts.clear()
             layout = self._layouts[key] = Layout(parse_layout(record, self._known))
             layout.require(self._kind, self._needed)
-        packed.check_rows(self._kind, rows, stride)
-        return layout, rows
+        return layout
 
     def _pack_line(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
         """Pack a JSON record that stands for a single row."""
