@@ -129,10 +129,9 @@ class Collector:
         stride, rows, fields = record.get("stride"), record.get("rows"), record.get("fields")
         if type(stride) is not int or type(rows) is not bytes:
             raise MalformedError(records.check(record) or f"{self._kind}: no rows")
-        for known_stride, known, layout in self._recent:  # comparing is faster than packing
-            if known_stride == stride and known == fields:
-                break
-        else:
+        same = (one for size, known, one in self._recent if size == stride and known == fields)
+        layout = next(same, None)  # comparing is faster than packing
+        if layout is None:
             layout = self._parse_layout(record, stride, fields)
             self._recent = [(stride, fields, layout), *self._recent[: RECENT - 1]]
         packed.check_rows(self._kind, rows, stride)
