@@ -99,6 +99,7 @@ ACTIONS = {  # advice, by the type of the function that a cause names
     "graph": "instantiate graphs once, before the loop",
     "context": "create contexts once, before the loop",
 }
+ONCE = ("memory", "module", "graph", "context")  # types of functions that needn't be called in each step
 HINT = "; NVTX ranges or --sample-host would say which"
 ELSE = "call it less often, or in another thread"
 PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
@@ -128,7 +129,7 @@ class Idle(Parts[IdlePart]):
 
     def find(self, trace: TraceModel) -> IdlePart:
         """Find the idle times of all GPUs and their causes."""
-        from gpt.analyze.lib.busy_causes import find_most_used
+        from gpt.analyze.lib.busy_causes import find_most_used, sum_unused
         from gpt.analyze.lib.host_calls import HostCalls
         from gpt.analyze.lib.idle_causes import find_reasons
         from gpt.analyze.lib.idle_times import find_idle
@@ -140,7 +141,7 @@ class Idle(Parts[IdlePart]):
             host = HostCalls(trace, number)
             part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
             part.copied.append(host.copied)
-            part.kernels.append(_sum_unused(times[number], host.blocks))
+            part.kernels.append(sum_unused(times[number], host.blocks))
             names = trace.processes[number].kernels()
             longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
             part.names.append({names.get(function, f"#{function}"): time for function, time in longest})
@@ -177,16 +178,8 @@ def _describe_times(times: Times) -> str:
     return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
 
 
-def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
-    """Return the ns of all kernels, and these ns weighted by the share of SMs that had no block."""
-    known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
-    return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
-
-
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited. If work was queued, return None: several idle times can then follow the same
-    wait, which would be counted for each of them.
-    """
+    """Return how long the host had waited, or None if work was queued: several idle times can then follow one wait."""
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
     return times.waited or None if cause not in (BETWEEN, LATE) else None
@@ -322,9 +315,9 @@ class _Answer:
                 "little longer"
             )
             unused = min(round(self._unused), sum(use.kernels for use in self._all()))
-            rows = [(SMALL, unused, told)]
+            rows = iter([(SMALL, unused, told)])
         else:
-            rows = [*find_kernels(self._names, sum(use.kernels for use in self._all()), self._whole)]
+            rows = find_kernels(self._names, sum(use.kernels for use in self._all()), self._whole)
         for cause, time, told in (*rows, *find_slower(self._trends, self._whole), *find_shared(self._uses)):
             yield cause, None, time, 100 * time / (self._whole or 1), told
 
@@ -362,9 +355,12 @@ class _Answer:
                     "values less often, or later, when they are there"
                 )
             case causes.WAIT:
+                does = self._sums.types.get(self._find_most(name) or "", "")
+                action = f"{ACTIONS[does]}, or " if does in ONCE else ""
                 return (
                     f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
-                    f"{mean}{each}{self._find_doing(name)}: launch the next work before waiting, or wait less often"
+                    f"{mean}{each}{self._find_doing(name)}: {action}launch the next work before "
+                    "waiting, or wait less often"
                 )
             case causes.PACE:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
@@ -402,19 +398,24 @@ class _Answer:
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
-    def _find_doing(self, waited: str | None) -> str:
-        """Return a sentence about what the host did after it had waited in this function, or if `waited` is None,
-        without a wait. It's empty unless one activity takes at least half of these idle times.
-        """
-        from gpt.analyze.lib.host_samples import describe_places
-        from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
+    def _find_most(self, waited: str | None) -> str | None:
+        """Return what the host did for at least half of the idle time after it had waited in this function, or None."""
+        from gpt.analyze.lib.idle_causes import QUEUED, UNKNOWN
 
         found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
         most = max(found, key=lambda what: found[what], default=None)
         if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
-            return ""
+            return None
+        return most
+
+    def _find_doing(self, waited: str | None) -> str:
+        """Return a sentence about what _find_most returns, or an empty one."""
+        from gpt.analyze.lib.host_samples import describe_places
+        from gpt.analyze.lib.idle_causes import HOST_CODE
+
+        most = self._find_most(waited)
         own = f"mostly runs its own code{describe_places(self._sums.places)}"
-        return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}"
+        return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}" if most else ""
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range with at least half of the idle time of a cause."""

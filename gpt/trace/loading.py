@@ -106,7 +106,9 @@ class FirstLaunches:
 def _hash(rows: Array, bits: int) -> npt.NDArray[np.uint64]:
     """Return a hash of the function, device and thread of each row."""
     devices, threads = _find_places(rows)
-    mixed = rows["function"].astype(np.uint64) * FACTORS[0] + devices * FACTORS[1] + threads * FACTORS[2]
+    mixed = np.zeros(len(rows), np.uint64)
+    for column, factor in zip((rows["function"], devices, threads), FACTORS, strict=True):
+        mixed += column.astype(np.uint64) * factor
     found: npt.NDArray[np.uint64] = mixed >> np.uint64(64 - bits)
     return found
 

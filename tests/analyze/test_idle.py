@@ -82,7 +82,8 @@ def test_what_the_host_does_after_a_wait():
     (row,) = (row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "after a wait")
     assert row["told"] == (
         "the host waits for the GPU 2 times in cuStreamSynchronize, 595us each; the GPU is then idle for 400us each, "
-        "while the host is mostly in cuMemAlloc: launch the next work before waiting, or wait less often"
+        "while the host is mostly in cuMemAlloc: allocate or register memory before the loop, or take it from a pool "
+        "that keeps it, or launch the next work before waiting, or wait less often"
     )
 
 

@@ -55,8 +55,10 @@ def test_a_busy_gpu_is_not_called_idle():
     assert answer.rows["next"][0]["option"] == "-p block_sched"
 
 
-def test_the_last_line_names_it():
-    done = run("summary", data=forge.pack(made()))
+@pytest.mark.parametrize("end", [True, False])
+def test_the_last_line_names_it(end):
+    done = run("summary", data=forge.pack(made(end=end)))
+    assert (b"incomplete:" in done.stdout) == (not end)
     assert done.stdout.splitlines()[-1].split() == b"gpt-analyze idle  why the GPU is idle 67.7 % of the time".split()
 
 

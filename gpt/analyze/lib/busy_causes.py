@@ -62,6 +62,12 @@ def find_most_used(trace: TraceModel, number: int, times: Counter[int]) -> Trend
     return Trend(name, count, times[most], first / quarter, last / quarter)
 
 
+def sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
+    """Return the ns of all kernels, and these ns weighted by the share of SMs that had no block."""
+    known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
+    return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
+
+
 def find_kernels(names: Counter[str], used: int, whole: int) -> Iterator[Row]:
     """Yield a row about the kernels that take most of the time, if kernels run for nearly all of it. `used` is how many
     ns they run.

@@ -290,7 +290,7 @@ class _Sums:
 
     def _describe(self, what: int) -> str:
         named = {HOST: HOST_CODE, QUEUED_WORK: QUEUED, NOT_SAID: UNKNOWN}
-        return named[what] if what < 0 else self._process.api(what).name
+        return named.get(what) or self._name(what) or UNKNOWN
 
     @staticmethod
     def _add(sums: dict[tuple[str, str | None], Times], key: tuple[str, str | None], times: Times) -> None:
