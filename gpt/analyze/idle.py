@@ -115,7 +115,7 @@ class IdlePart:
     copied: list[dict[str, Copied]]
     kernels: list[tuple[float, float]]  # ns of kernels, and the same weighted by the share of SMs without a block
     names: list[dict[str, float]]  # ns of the kernels that took most of the time
-    trends: list[Trend | None]  # of the kernel that took most of the time
+    trends: list[Trend | None]  # how the time changes that the kernel with the most time takes
     counted: list[int]
     loaded: tuple[int, int]  # how many kernels were loaded in their first launch, and the ns spent on that
     partial: bool  # True if other work ran that the selection excludes

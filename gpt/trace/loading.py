@@ -68,7 +68,7 @@ class FirstLaunches:
     def __init__(self) -> None:
         self.rows: Array = np.zeros(0, TIMED)
         self._batches = 0
-        self._bits = 0  # of a hash
+        self._bits = 0  # the length of a hash
         self._slots = np.zeros(1, np.int64)  # by hash: the index of a row in `rows` that has it
 
     def add(self, rows: Array) -> None:

@@ -25,9 +25,7 @@ WIDEST = 60  # width of a name
 
 
 class Trend(NamedTuple):
-    """How the time of a kernel changes: its launches, their ns, and the mean of the first and the last quarter of
-    them.
-    """
+    """The launches of a kernel, their ns, and the mean for the first and the last quarter of them."""
 
     name: str
     launches: int
@@ -88,19 +86,19 @@ def find_kernels(names: Counter[str], used: int, whole: int) -> Iterator[Row]:
 
 
 def find_slower(trends: list[Trend], whole: int) -> Iterator[Row]:
-    """Yield a row for each kernel that takes longer and longer, with the time beyond that of its first launches."""
+    """Yield a row for each kernel that takes longer and longer, with the time by which it exceeds its first ones."""
     for trend in trends:
         if trend.last >= GROWN * trend.first:
             told = (
                 f"{_shorten(trend.name)} takes {human_time(trend.last)} in the last quarter of its launches, but "
-                f"{human_time(trend.first)} in the first: look for what grows with each step, such as a cache or a "
+                f"{human_time(trend.first)} in the first: something grows with each step, such as a cache or a "
                 "sequence"
             )
             yield SLOWER, min(max(0, round(trend.total - trend.launches * trend.first)), whole), told
 
 
 def find_shared(gpus: list[list[Use]]) -> Iterator[Row]:
-    """Yield a row for each GPU on which processes take turns, with the time of all but the one that uses it most."""
+    """Yield a row for each GPU on which processes take turns, with the time of the others than the largest user."""
     for number, uses in enumerate(gpus):
         for use in uses:
             total = sum(use.work.values()) or 1

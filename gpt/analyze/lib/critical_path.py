@@ -117,7 +117,7 @@ class _Ranks:
                 self._known.setdefault(places[rank], []).append((at, group))
 
     def align(self, number: int) -> Align:
-        """Return a function that aligns the times of a process with those of other ranks."""
+        """Return a function that aligns the times of a process with other ranks."""
         offset = self._offsets.get(self._machines[number])
         return (lambda times: align(times, offset)) if offset else (lambda times: times)
 

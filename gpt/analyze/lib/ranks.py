@@ -157,7 +157,7 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
 
 
 def _choose(rows: npt.NDArray[np.void], wanted: list[list[int]]) -> npt.NDArray[np.bool_]:
-    """Return which GPU times are of the wanted functions of their process."""
+    """Return which rows ran a wanted function of their process."""
     chosen = np.zeros(len(rows), bool)
     for number in np.unique(rows["process"]).tolist():
         if wanted[number]:

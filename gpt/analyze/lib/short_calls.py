@@ -24,7 +24,7 @@ CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("a
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]
 WAITED = 1 << 15  # an act: the part of a copy that waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: the number of earlier calls with WAIT | OUT
-LAST = 0xFFFF  # of the numbers of threads
+LAST = 0xFFFF  # the largest number of a thread
 STEPS = "steps"
 BROKEN = "broken"  # marks units in which recording was off
 
