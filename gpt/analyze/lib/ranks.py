@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.hidden import find_hidden
 from gpt.analyze.lib.locations import tell_apart
 from gpt.trace.calls_store import GPU, NO_DEVICE
 from gpt.trace.machines import machine_of
@@ -49,22 +50,30 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in one stream of a rank, oldest first: names, begins and ends."""
+    """The collective kernels in one stream of a rank, oldest first: names, begins and ends. If GPU times say it, also
+    when their launch calls began, and how many ns other kernels ran meanwhile.
+    """
 
     rank: int
     clock: Hashable
     names: npt.NDArray[np.object_]
     begin: Whole
     end: Whole
+    call: Whole | None = None
+    hidden: Whole | None = None
 
 
 class Communicator(NamedTuple):
-    """A communicator. `begin` and `end` have the shape (ranks, collectives); all times are on one clock."""
+    """A communicator. Arrays of times have the shape (ranks, collectives); all times are on one clock. `call` and
+    `hidden` are None if they aren't known for all ranks.
+    """
 
     ranks: list[int]
     names: npt.NDArray[np.object_]
     begin: Whole
     end: Whole
+    call: Whole | None
+    hidden: Whole | None
 
 
 class Collectives(NamedTuple):
@@ -115,7 +124,8 @@ def find_collectives(trace: TraceModel) -> Collectives:
             here = run.names == name
             others[rank, name].append(run.end[here] - run.begin[here])
         if together.any():
-            lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together]))
+            more = [values if values is None else values[together] for values in (run.call, run.hidden)]
+            lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together], *more))
     groups = _group(sorted(lanes, key=lambda lane: lane.rank))
     clocks = _set_clocks([group for group in groups if len(group) > 1])
     joined = [_join(group, clocks) for group in groups if len(group) > 1]
@@ -149,7 +159,14 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
             names = np.array([known[id_] for id_ in ids.tolist()], object)[places]
             end = rows["begin"] + rows["duration"].astype(np.int64)
             device = NO_DEVICE if device == NO_DEVICE else device
-            found[number, device, stream] = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
+            lane = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end, rows["call"].copy())
+            found[number, device, stream] = lane
+        for device in np.unique(own["device"]).tolist():
+            lanes = {stream: lane for (process_, device_, stream), lane in found.items()
+                     if (process_, device_) == (number, device)}  # fmt: skip
+            spans = {stream: (lane.begin, lane.end) for stream, lane in lanes.items()}
+            for stream, hidden in find_hidden(trace, (number, device), wanted[number], spans).items():
+                lanes[stream].hidden = hidden
         if not len(own):
             for (device, stream), (names, begin, end) in find_blocks(trace, process, is_collective).items():
                 found[number, device, stream] = Lane(0, process.gpu(device), names, begin, end)
@@ -272,10 +289,15 @@ def align(times: Whole, offset: Offset) -> Whole:
 
 def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Communicator:
     """Return the kernels of a group, with all times on one clock."""
-    begin: list[Whole] = []
-    end: list[Whole] = []
-    for lane, places in _cut(group):
-        for values, into in ((lane.begin, begin), (lane.end, end)):
-            into.append(align(values[places], clocks[lane.clock]))
-    first, places = _cut(group)[0]
-    return Communicator([lane.rank for lane, _ in group], first.names[places], np.array(begin), np.array(end))
+    cut = _cut(group)
+    begin, end = (
+        np.array(
+            [align(values[places], clocks[lane.clock]) for lane, places in cut for values in [getattr(lane, name)]]
+        )
+        for name in ("begin", "end")
+    )
+    call = [align(lane.call[places], clocks[lane.clock]) for lane, places in cut if lane.call is not None]
+    hidden = [lane.hidden[places] for lane, places in cut if lane.hidden is not None]
+    first, places = cut[0]
+    known = (np.array(values) if len(values) == len(cut) else None for values in (call, hidden))
+    return Communicator([lane.rank for lane, _ in group], first.names[places], begin, end, *known)
