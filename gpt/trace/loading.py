@@ -68,6 +68,7 @@ class FirstLaunches:
     def __init__(self) -> None:
         self.rows: Array = np.zeros(0, TIMED)
         self._batches = 0
+        self._known: dict[str, Array] = {}  # columns of `rows`, which are faster to read
         self._bits = 0  # the length of a hash
         self._slots = np.zeros(1, np.int64)  # by hash: the index of a row in `rows` that has it
 
@@ -86,6 +87,7 @@ class FirstLaunches:
                 found = np.concatenate([self.rows, part])
                 found = found[np.argsort(found["begin"], kind="stable")]  # the earliest counts if a call has several
                 self.rows = found[find_firsts(found)]
+                self._known = {name: self.rows[name].copy() for name in ("call", "function", "device", "thread")}
                 self._bits = min((SPARSE * len(self.rows)).bit_length(), MAX_BITS)
                 self._slots = np.zeros(1 << self._bits, np.int64)
                 self._slots[_hash(self.rows, self._bits)] = np.arange(len(self.rows))
@@ -96,10 +98,10 @@ class FirstLaunches:
         if not len(self.rows):
             return np.arange(len(rows))
         devices, threads = _find_places(rows)
-        known, at = self.rows, self._slots[_hash(rows, self._bits)]
-        later = known["call"][at] < rows["call"]
+        at = self._slots[_hash(rows, self._bits)]
+        later = self._known["call"][at] < rows["call"]
         for name, values in (("function", rows["function"]), ("device", devices), ("thread", threads)):
-            later &= known[name][at] == values
+            later &= self._known[name][at] == values
         return np.flatnonzero(~later)
 
 

@@ -84,6 +84,12 @@ def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArr
         yield int(ordered[start]), order[start:end]
 
 
+def find_values(values: npt.NDArray[np.uint32]) -> list[int]:
+    """Return the distinct values. This is many times as fast as np.unique, because ids are small."""
+    small = len(values) > 0 and int(values.max()) < 1 << 16
+    return (np.flatnonzero(np.bincount(values)) if small else np.unique(values)).tolist()
+
+
 def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
     """Return `rows[order]`. This is ten times as fast, because it copies bytes instead of fields."""
     return rows.view(f"V{rows.dtype.itemsize}").take(order).view(rows.dtype)

@@ -248,7 +248,7 @@ class ProcessTotals:
     def _add_captures(self, found: rows.Rows) -> None:
         """Count, by kernel, the launches that were captured or may have been."""
         known = self.process.apis
-        may = [id_ for id_ in np.unique(found["api"]).tolist() if id_ not in known or known[id_].type == CAPTURED]
+        may = [id_ for id_ in rows.find_values(found["api"]) if id_ not in known or known[id_].type == CAPTURED]
         if may:
             chosen = np.isin(found["api"], may) & (found["function"] != 0)
             self._captures.update(found[["api", "function"]][chosen].tolist())
