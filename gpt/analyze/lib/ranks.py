@@ -159,7 +159,8 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
             names = np.array([known[id_] for id_ in ids.tolist()], object)[places]
             end = rows["begin"] + rows["duration"].astype(np.int64)
             device = NO_DEVICE if device == NO_DEVICE else device
-            lane = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end, rows["call"].copy())
+            lane = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
+            lane.call = rows["call"].copy() if rows["thread"].all() else None
             found[number, device, stream] = lane
         for device in np.unique(own["device"]).tolist():
             lanes = {stream: lane for (process_, device_, stream), lane in found.items()
