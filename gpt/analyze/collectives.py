@@ -6,6 +6,9 @@ to its end has two parts:
 - *waiting* is the time until the last rank started its kernel; the others waited for that rank;
 - *transfer* is the rest.
 
+Both are *exposed*, except while other kernels of the same GPU run. lateness.py tells the first collective and the
+warm-up from the rest, and finds out why a rank is late.
+
 This is valid if no rank can finish before all have started: for all-reduce, all-gather, reduce-scatter and all-to-all.
 For a broadcast, a reduction to one rank, sends and receives, only the running time is shown.
 
@@ -27,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
-from gpt.screen.units import amount, human_time
+from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, SAVES
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ RANKS = (
     Column("waiting", "u64", "ns"),
     Column("transfer", "u64", "ns"),
     Column("share", "f64", "%"),
+    Column("exposed", "u64?", "ns", shown="any"),
     Column("caused", "u64", "ns", "others waited"),
     Column("last", "u64", title="was last"),
     Column("other", "u64", "ns", "other NCCL", "any"),
@@ -63,6 +67,22 @@ KERNELS = (
     Column("waiting", "u64", "ns", "mean waiting"),
     Column("transfer", "u64", "ns", "mean transfer"),
     Column("share", "f64", "%"),
+    Column("dominated", "text", title="mostly"),
+)
+LATE = (
+    Column("rank", "text", title="who is late"),
+    Column("why", "text", title="because"),
+    Column("collectives", "u64"),
+    Column("caused", "u64", "ns", "others waited"),
+    Column("share", "f64", "%"),
+)
+PHASES = (
+    Column("phase", "text", title="phase"),
+    Column("collectives", "u64"),
+    Column("waiting", "u64", "ns"),
+    Column("transfer", "u64", "ns"),
+    Column("share", "f64", "%"),
+    Column("mean", "u64", "ns", "each takes"),
 )
 OTHER_KERNELS = (
     Column("name", "text", "kernel", "other kernels of NCCL"),
@@ -118,6 +138,8 @@ def collectives(trace: TraceModel) -> Answers:
     yield make_answer("ranks", RANKS, _iter_ranks(found, parts), _verdict(found, parts), top=TOP, plots=[drawn])
     if parts:
         yield make_answer("waits", WAITS, _iter_waits(found, parts), top=TOP)
+        yield make_answer("late", LATE, _iter_late(found, parts), top=TOP)
+        yield make_answer("phases", PHASES, _iter_phases(parts))
         yield make_answer("kernels", KERNELS, _iter_kernels(found, parts), top=TOP)
         yield _make_spans(found, max(parts, key=lambda part: int(part.waiting.sum())))
     if found.others:
@@ -129,7 +151,8 @@ def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
     for (number, _), took in found.others.items():
         others[number] += int(took.sum())
     for number, rank in enumerate(found.ranks):
-        count = waiting = transfer = last = caused = 0
+        count = waiting = transfer = last = caused = hidden = 0
+        known = bool(parts)
         for part in parts:
             if number in part.group.ranks:
                 at = part.group.ranks.index(number)
@@ -138,9 +161,12 @@ def _iter_ranks(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
                 transfer += int(part.transfer[at].sum())
                 last += int((part.last == at).sum())
                 caused += int(part.waiting[:, part.last == at].sum())
+                known &= part.group.hidden is not None
+                hidden += int(part.group.hidden[at].sum()) if part.group.hidden is not None else 0
         times = waiting, transfer, 100 * waiting / ((waiting + transfer) or 1)
         where = rank.process.pid, rank.device
-        yield rank.name, rank.host, count, *times, caused, last, others[number], *where
+        exposed = max(0, waiting + transfer - hidden) if known else None
+        yield rank.name, rank.host, count, *times, exposed, caused, last, others[number], *where
 
 
 def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
@@ -161,10 +187,44 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
     yield from sorted(rows, key=lambda row: (-row[3], row[0], row[1]))
 
 
+def _iter_late(found: Collectives, parts: list[Split]) -> list[tuple[Any, ...]]:
+    """Return a row for each rank that others wait for, and reason, longest first."""
+    from gpt.analyze.lib.lateness import find_reasons
+
+    sums, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for part in parts:
+        waiting = part.waiting.sum(axis=0).tolist()
+        for last, why, time in zip(part.last.tolist(), find_reasons(part).tolist(), waiting, strict=True):
+            if time:
+                sums[part.name(found, last), why] += time
+                counts[part.name(found, last), why] += 1
+    total = sums.total() or 1
+    return [(*key, counts[key], time, 100 * time / total) for key, time in sums.most_common()]
+
+
+def _iter_phases(parts: list[Split]) -> list[tuple[Any, ...]]:
+    """Return a row for the first collectives of communicators, for their warm-up, and for the rest."""
+    from gpt.analyze.lib.lateness import FIRST, REST, WARM, iter_phases
+
+    sums: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in (FIRST, WARM, REST)}
+    for part in parts:
+        for name, places in iter_phases(part):
+            waiting, transfer = part.waiting[:, places], part.transfer[:, places]
+            more = waiting.shape[1], int(waiting.sum()), int(transfer.sum()), waiting.size
+            sums[name] = [one + other for one, other in zip(sums[name], more, strict=True)]
+    return [
+        (name, count, waiting, transfer, 100 * waiting / ((waiting + transfer) or 1), (waiting + transfer) / size)
+        for name, (count, waiting, transfer, size) in sums.items()
+        if count
+    ]
+
+
 def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each kernel of each communicator, most time first. Values are means over ranks and
     collectives.
     """
+    from gpt.analyze.lib.lateness import classify
+
     rows = []
     for part in parts:
         ranks = _list(sorted(part.name(found, at).removeprefix("rank ") for at in range(len(part.group.ranks))))
@@ -172,7 +232,7 @@ def _iter_kernels(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any,
             mask = part.group.names == name
             waiting, transfer = float(part.waiting[:, mask].mean()), float(part.transfer[:, mask].mean())
             share = 100 * waiting / ((waiting + transfer) or 1)
-            rows.append((name, ranks, int(mask.sum()), waiting, transfer, share))
+            rows.append((name, ranks, int(mask.sum()), waiting, transfer, share, classify(part, mask)))
     yield from sorted(rows, key=lambda row: (-row[2] * (row[3] + row[4]), row[0], row[1]))
 
 
@@ -220,15 +280,41 @@ def _make_spans(found: Collectives, part: Split) -> dict[str, Any]:
     return make_answer("around", SPANS, rows, verdict, top=TOP_SPANS, plots=[drawn])
 
 
+def _describe_late(found: Collectives, parts: list[Split]) -> Iterator[str]:
+    """Return a sentence about the rank that makes others wait the most, and why it's late."""
+    from gpt.analyze.lib.lateness import GPU, HOST
+
+    for rank, why, _, _, share in _iter_late(found, parts)[:1]:
+        told = f"{human_share(share)} of the waiting is for {rank}, which is late"
+        if why == HOST:
+            yield f"{told} because its host launches late: 'gpt-analyze launches' says what it does before"
+        elif why == GPU:
+            yield f"{told} because earlier work on its GPU ends late: 'gpt-analyze diff' compares two ranks"
+
+
 def _verdict(found: Collectives, parts: list[Split]) -> list[str]:
+    from gpt.analyze.lib.lateness import REST
+
     waiting, transfer = (sum(int(getattr(part, name).sum()) for part in parts) for name in ("waiting", "transfer"))
     lines = []
     if waiting + transfer:
-        caused = {row[0]: row[6] for row in _iter_ranks(found, parts)}
+        rows = [*_iter_ranks(found, parts)]
+        caused = {row[0]: row[7] for row in rows}
         worst = max(caused, key=lambda name: caused[name])
         share = 100 * waiting / (waiting + transfer)
         whom = f", {100 * caused[worst] / waiting:.1f} % of it for {worst}" if waiting else ""
         lines.append(f"collectives spend {share:.1f} % of their time waiting{whom}")
+        lines += _describe_late(found, parts)
+        if all(row[6] is not None for row in rows) and (hidden := waiting + transfer - sum(row[6] for row in rows)) > 0:
+            lines.append(
+                f"{human_share(100 * hidden / (waiting + transfer))} of their time is hidden behind other kernels of "
+                "the same GPU, the rest is exposed"
+            )
+        phases = {row[0]: row for row in _iter_phases(parts)}
+        rest = phases.get(REST)
+        if rest and abs(rest[4] - share) >= 1:
+            early = sum(row[1] for row in phases.values()) - rest[1]
+            lines.append(f"without the first {amount(early, 'collective')}, which warm up, {rest[4]:.1f} % is waiting")
     if not found.ranks[0].said:
         lines.append("the traces name no ranks: they are numbered by host, process and device")
     for name, first, last in found.clocks:

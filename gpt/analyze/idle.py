@@ -14,11 +14,11 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.analyze.lib.parts import Parts
-from gpt.base.printable import shorten
 from gpt.screen.units import amount, human, human_share, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES, SAMPLES
 
 if TYPE_CHECKING:
+    from gpt.analyze.lib.busy_causes import Trend
     from gpt.analyze.lib.host_calls import Copied
     from gpt.analyze.lib.idle_causes import Reasons, Times
     from gpt.analyze.lib.idle_times import Use
@@ -83,9 +83,8 @@ NO_RANGE = "(no range)"
 MANY, TINY = 100, 16 << 10  # number of copies, and size up to which a copy takes hardly longer than an empty one
 LEAST = 1  # minimum % of the time for a cause to be in the verdict
 UNUSED = 50  # % of the SMs, averaged over the time of the kernels
-COPIES, SMALL, ONE = "only copies", "few blocks", "one kernel"
-MOST, BUSY_WITH_KERNELS = 0.5, 0.9  # minimum share of the kernels' time, and of the whole time
-KEPT, WIDEST = 20, 60  # kernels kept per process; maximum width of a name
+COPIES, SMALL = "only copies", "few blocks"
+KEPT = 20  # kernels kept per process
 NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
@@ -100,6 +99,7 @@ ACTIONS = {  # advice, by the type of the function that a cause names
     "graph": "instantiate graphs once, before the loop",
     "context": "create contexts once, before the loop",
 }
+ONCE = ("memory", "module", "graph", "context")  # types of functions that needn't be called in each step
 HINT = "; NVTX ranges or --sample-host would say which"
 ELSE = "call it less often, or in another thread"
 PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
@@ -115,6 +115,7 @@ class IdlePart:
     copied: list[dict[str, Copied]]
     kernels: list[tuple[float, float]]  # ns of kernels, and the same weighted by the share of SMs without a block
     names: list[dict[str, float]]  # ns of the kernels that took most of the time
+    trends: list[Trend | None]  # how the time changes that the kernel with the most time takes
     counted: list[int]
     loaded: tuple[int, int]  # how many kernels were loaded in their first launch, and the ns spent on that
     partial: bool  # True if other work ran that the selection excludes
@@ -128,21 +129,23 @@ class Idle(Parts[IdlePart]):
 
     def find(self, trace: TraceModel) -> IdlePart:
         """Find the idle times of all GPUs and their causes."""
+        from gpt.analyze.lib.busy_causes import find_most_used, sum_unused
         from gpt.analyze.lib.host_calls import HostCalls
         from gpt.analyze.lib.idle_causes import find_reasons
         from gpt.analyze.lib.idle_times import find_idle
 
         uses, idle, times = find_idle(trace)
-        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], (0, 0), False)
+        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], [], (0, 0), False)
         ran = {number for use in uses for number in use.processes}
         for number in range(len(trace.processes)):
             host = HostCalls(trace, number)
             part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
             part.copied.append(host.copied)
-            part.kernels.append(_sum_unused(times[number], host.blocks))
+            part.kernels.append(sum_unused(times[number], host.blocks))
             names = trace.processes[number].kernels()
             longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
             part.names.append({names.get(function, f"#{function}"): time for function, time in longest})
+            part.trends.append(find_most_used(trace, number, times[number]))
             part.counted.append(trace.counted(number) if number in ran else 0)
         part.uses = [
             use._replace(first=use.first - began, last=use.last - began)
@@ -175,16 +178,8 @@ def _describe_times(times: Times) -> str:
     return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
 
 
-def _sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
-    """Return the ns of all kernels, and these ns weighted by the share of SMs that had no block."""
-    known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
-    return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
-
-
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited. If work was queued, return None: several idle times can then follow the same
-    wait, which would be counted for each of them.
-    """
+    """Return how long the host had waited, or None if work was queued: several idle times can then follow one wait."""
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
     return times.waited or None if cause not in (BETWEEN, LATE) else None
@@ -227,6 +222,7 @@ class _Answer:
             self._kernels += sum(one for one, _ in part.kernels)
             self._unused += sum(unused for _, unused in part.kernels)
             first += len(part.headers)
+        self._trends = [trend for part in parts for trend in part.trends if trend]
         self._counted = sum(count for part in parts for count in part.counted)
         self._loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
         self._untimed = [
@@ -246,7 +242,8 @@ class _Answer:
         """
         processes = [offset + one for one in use.processes]
         began = min(self._began[number] for number in processes)
-        use = use._replace(processes=processes, first=began + use.first, last=began + use.last)
+        work = {offset + number: time for number, time in use.work.items()}
+        use = use._replace(processes=processes, first=began + use.first, last=began + use.last, work=work)
         uses = self._uses[self._numbers[use.key]]
         if uses and (use.first >= uses[-1].last or use.last <= uses[-1].first):
             other = uses.pop()
@@ -263,6 +260,8 @@ class _Answer:
                 first=min(use.first, other.first),
                 last=max(use.last, other.last),
                 off=use.off + other.off + gap,
+                work=use.work | other.work,
+                turns=use.turns + other.turns,
             )
         uses.append(use)
 
@@ -301,6 +300,8 @@ class _Answer:
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
         """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
+        from gpt.analyze.lib.busy_causes import find_kernels, find_shared, find_slower
+
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
             yield cause, names[0], times.total, share, self._advise(cause, names, times)
@@ -314,9 +315,11 @@ class _Answer:
                 "little longer"
             )
             unused = min(round(self._unused), sum(use.kernels for use in self._all()))
-            yield SMALL, None, unused, 100 * unused / (self._whole or 1), told
+            rows = iter([(SMALL, unused, told)])
         else:
-            yield from self._find_kernel()
+            rows = find_kernels(self._names, sum(use.kernels for use in self._all()), self._whole)
+        for cause, time, told in (*rows, *find_slower(self._trends, self._whole), *find_shared(self._uses)):
+            yield cause, None, time, 100 * time / (self._whole or 1), told
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
         """Yield causes with their functions, most time first. Functions of one type are merged if the advice for them
@@ -331,21 +334,6 @@ class _Answer:
             names.append(name)
             sums.add(times)
         yield from ((cause, *group) for (cause, _), group in groups.items())
-
-    def _find_kernel(self) -> Iterator[tuple[Any, ...]]:
-        """Yield a row of VERDICT if a GPU is busy with a single kernel most of the time."""
-        from gpt.screen.brief import brief_name
-
-        used = sum(use.kernels for use in self._all())
-        most = max(self._names, key=lambda name: (self._names[name], name), default=None)
-        if most is None or used < BUSY_WITH_KERNELS * self._whole or self._names[most] < MOST * used:
-            return
-        time, name = min(round(self._names[most]), used), shorten(brief_name(most), WIDEST, middle=False)
-        told = (
-            f"{name} takes {human_share(100 * time / (used or 1))} of the kernels' time, and the GPU is busy: "
-            "'gpt-hook run -p block_sched' shows how well it fills the GPU, '-p gmem_bytes' how much it moves"
-        )
-        yield ONE, None, time, 100 * time / (self._whole or 1), told
 
     def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
         """Return a sentence that says what happens and what would help."""
@@ -367,9 +355,12 @@ class _Answer:
                     "values less often, or later, when they are there"
                 )
             case causes.WAIT:
+                does = self._sums.types.get(self._find_most(name) or "", "")
+                action = f"{ACTIONS[does]}, or " if does in ONCE else ""
                 return (
                     f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
-                    f"{mean}{each}{self._find_doing(name)}: launch the next work before waiting, or wait less often"
+                    f"{mean}{each}{self._find_doing(name)}: {action}launch the next work before "
+                    "waiting, or wait less often"
                 )
             case causes.PACE:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
@@ -407,19 +398,24 @@ class _Answer:
                 )
         return f"{count}: the trace doesn't say which call launched what ran next"
 
-    def _find_doing(self, waited: str | None) -> str:
-        """Return a sentence about what the host did after it had waited in this function, or if `waited` is None,
-        without a wait. It's empty unless one activity takes at least half of these idle times.
-        """
-        from gpt.analyze.lib.host_samples import describe_places
-        from gpt.analyze.lib.idle_causes import HOST_CODE, QUEUED, UNKNOWN
+    def _find_most(self, waited: str | None) -> str | None:
+        """Return what the host did for at least half of the idle time after it had waited in this function, or None."""
+        from gpt.analyze.lib.idle_causes import QUEUED, UNKNOWN
 
         found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
         most = max(found, key=lambda what: found[what], default=None)
         if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
-            return ""
+            return None
+        return most
+
+    def _find_doing(self, waited: str | None) -> str:
+        """Return a sentence about what _find_most returns, or an empty one."""
+        from gpt.analyze.lib.host_samples import describe_places
+        from gpt.analyze.lib.idle_causes import HOST_CODE
+
+        most = self._find_most(waited)
         own = f"mostly runs its own code{describe_places(self._sums.places)}"
-        return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}"
+        return f", while the host {own if most == HOST_CODE else f'is mostly in {most}'}" if most else ""
 
     def _find_range(self, cause: str, names: list[str | None]) -> str:
         """Name the NVTX range with at least half of the idle time of a cause."""

@@ -16,11 +16,14 @@ from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from gpt.analyze.lib.critical_path import UnitPath
     from gpt.analyze.lib.launch_times import ProcessLaunches, Sums
+    from gpt.analyze.lib.locations import Who
+    from gpt.analyze.lib.periods import Period
     from gpt.trace.model import TraceModel
+    from gpt.trace.spill import Tape
 
 SUMS = (
     Column("launches", "u64"),
@@ -63,6 +66,7 @@ SEQUENCE = (
 )
 PATH = (
     Column("what", "text", title="critical path of a unit"),
+    Column("rank", "text?", title="on", shown="any"),
     Column("name", "text?", "kernel", "in"),
     Column("count", "f64", title="times"),
     Column("time", "u64", "ns"),
@@ -78,7 +82,10 @@ STEPS = (
 )
 DEPTHS = (Column("begin", "u64", "ns"), Column("depth", "u64"))
 TOP, TOP_STEPS, TOP_KINDS, LISTED = 10, 30, 3, 10_000
-COLLECTIVE = "collective"
+ALONE = (
+    "a collective that matches none of another rank may wait for one: give the traces of all ranks, without --engine; "
+    "'gpt-analyze collectives' says for which rank it waits"
+)
 NO_RANGE = "(no range)"
 BOUND = 50  # minimum % of launches with nothing queued, for a process to be called launch-bound
 IN_CALLS = 25  # % of the time
@@ -94,10 +101,13 @@ MEANS = (
 
 @dataclass
 class LaunchesPart:
-    """The launches of each process that made any, and the headers of all processes."""
+    """The launches of each process that made any, and the headers of all processes. `path` belongs to the process with
+    the most launches.
+    """
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     found: list[tuple[int, ProcessLaunches]] = field(default_factory=list)
+    path: UnitPath | None = None
 
 
 class Launches(Parts[LaunchesPart]):
@@ -108,16 +118,24 @@ class Launches(Parts[LaunchesPart]):
 
     def find(self, trace: TraceModel) -> LaunchesPart:
         """Find the launches of each process."""
-        from gpt.analyze.lib.launch_times import find_launches
+        from gpt.analyze.lib.critical_path import find_path
+        from gpt.analyze.lib.launch_times import find_launches, join_work
         from gpt.analyze.lib.sequence import launches_any
         from gpt.analyze.lib.short_calls import Tapes
         from gpt.analyze.lib.steady import find_unit
 
         part = LaunchesPart([process.header for process in trace.processes])
+        most: tuple[tuple[int, int], int, Tape, Period | None] | None = None
         for number in range(len(trace.processes)):
             if launches_any(trace, number):
-                tapes = Tapes(trace, number)
-                part.found.append((number, find_launches(trace, number, tapes, find_unit(tapes))))
+                tapes, tape = Tapes(trace, number), join_work(trace, number)
+                period = find_unit(tapes)
+                launches = find_launches(trace, number, tape, tapes, period)
+                part.found.append((number, launches))
+                if most is None or _order(launches) < most[0]:
+                    most = _order(launches), number, tape, period
+        if most and most[3]:
+            part.path = find_path(trace, *most[1:3], most[3])
         return part
 
     def find_need(self, parts: list[LaunchesPart]) -> str | None:
@@ -132,13 +150,17 @@ class Launches(Parts[LaunchesPart]):
         queue.
         """
         who = tell_apart(header for part in parts for header in part.headers)
-        found, first = [], 0
+        found, first, paths = [], 0, []
         for part in parts:
-            found += [(who[first + number], launches) for number, launches in part.found]
+            own = who[first : first + len(part.headers)]
+            found += [(own[number], launches) for number, launches in part.found]
+            paths += [(part.path, own)] * len(part.found)
             first += len(part.headers)
-        found.sort(key=lambda one: (-one[1].sums.launches, one[1].header.get("rank", -1)))
         if not found:
             return
+        order = sorted(range(len(found)), key=lambda at: _order(found[at][1]))
+        path, who_on_path = paths[order[0]]
+        found = [found[at] for at in order]
         one, most = found[0]
         verdict = [*_describe(most), MEANS]
         if len(found) > 1:
@@ -150,8 +172,8 @@ class Launches(Parts[LaunchesPart]):
             steps = [(step.name, step.times, *_sums(step.sums)[1:], _ahead(step.sums)) for step in most.unit.steps]
             more = [f"and {amount(most.unit.more, 'step')} more"] if most.unit.more else []
             yield make_answer("sequence", SEQUENCE, steps, more, top=TOP_STEPS)
-        if most.path:
-            yield from _answer_path(most.path, describe(one))
+        if path:
+            yield from _answer_path(path, one, who_on_path)
         if ranges := _iter_ranges([launches for _, launches in found]):
             yield make_answer("ranges", RANGE_SUMS, ranges, top=TOP)
         if most.depths:
@@ -174,36 +196,60 @@ def _ahead(sums: Sums) -> float | None:
     return sums.ahead / sums.timed if sums.timed else None
 
 
-def _answer_path(path: UnitPath, who: str) -> Answers:
-    """Yield the parts of a unit's critical path, longest first, and then the path of one repetition in order."""
+def _order(launches: ProcessLaunches) -> tuple[int, int]:
+    """Return a key by which the process with the most launches comes first."""
+    return -launches.sums.launches, launches.header.get("rank", -1)
+
+
+def _answer_path(path: UnitPath, one: Who, who: list[Who]) -> Answers:
+    """Yield the parts of a unit's critical path, longest first, and then the path of one repetition in order. `one` is
+    the process that repeats the unit, and `who` has all processes.
+    """
     from gpt.analyze.lib.critical_path import share_on_host
 
+    several = len({process for process, _, _ in path.sums}) > 1
+    names = [_name_rank(each) if several else None for each in who]
     rows = [
-        (kind, name or None, count / path.units, time / path.units, 100 * time / (path.took or 1))
-        for (kind, name), (count, time) in path.sums.items()
+        (kind, names[process], name or None, count / path.units, time / path.units, 100 * time / (path.took or 1))
+        for (process, kind, name), (count, time) in path.sums.items()
     ]
-    rows.sort(key=lambda row: (-row[3], row[0], row[1] or ""))
-    host = 100 * share_on_host(path)
-    kinds = Counter[str]()
-    for (kind, _), (_, time) in path.sums.items():
-        kinds[kind] += time
-    shares = ((kind, 100 * time / (path.took or 1)) for kind, time in kinds.most_common(TOP_KINDS))
-    most = ", ".join(f"{kind} {human_share(share)}" for kind, share in shares)
+    rows.sort(key=lambda row: (-row[4], row[0], row[1] or "", row[2] or ""))
     took = human_time(path.took / path.units)
-    told = f"{who}: a unit takes {took}, {human_share(host)} of it on the host, the rest on the GPU: {most}"
+    told = f"{describe(one)}: a unit takes {took}, {human_share(100 * share_on_host(path))} of it on the host, "
+    verdict = [f"{told}the rest on the GPU: {_list_kinds(path, range(len(who)))}"]
+    for number in {process: None for process, _, _ in path.sums} if several else ():
+        if who[number] != one:
+            share = 100 * sum(time for key, (_, time) in path.sums.items() if key[0] == number) / (path.took or 1)
+            parts = _list_kinds(path, [number])
+            verdict.append(f"{human_share(share)} of it is on {names[number]}, for which collectives wait: {parts}")
     repeated = "the repetition" if path.units == 1 else f"the {path.units} repetitions"
-    verdict = [told, f"mean of {repeated} whose time is closest to the median"]
-    if any(row[0] == COLLECTIVE for row in rows):
-        verdict.append("collectives wait for other ranks: 'gpt-analyze collectives' says for which")
+    verdict.append(f"mean of {repeated} whose time is closest to the median")
+    if path.alone:
+        verdict.append(ALONE)
     yield make_answer("path", PATH, rows, verdict, top=TOP)
     first = path.steps[0].begin if path.steps else 0
     steps = [
-        (step.where, step.kind, step.name or None, step.begin - first, step.end - step.begin, step.end - first)
+        (", ".join(filter(None, (names[step.process], step.where))), step.kind, step.name or None, step.begin - first,
+         step.end - step.begin, step.end - first)
         for step in path.steps
-    ]
-    title = f"critical path of a unit of {who}: {took}"
+    ]  # fmt: skip
+    title = f"critical path of a unit of {describe(one)}: {took}"
     drawn = plot("spans", "begin", "where", end="end", color="what", title=title)
     yield make_answer("steps", STEPS, steps[:LISTED], ["'at' is the time since the unit began"], top=0, plots=[drawn])
+
+
+def _name_rank(who: Who) -> str:
+    """Name a process briefly."""
+    return f"rank {who[1]}" if who[1] is not None else describe(who)
+
+
+def _list_kinds(path: UnitPath, processes: Collection[int]) -> str:
+    """List the kinds of steps that take the most time in some processes."""
+    kinds = Counter[str]()
+    for (process, kind, _), (_, time) in path.sums.items():
+        kinds[kind] += time if process in processes else 0
+    shares = ((kind, 100 * time / (path.took or 1)) for kind, time in kinds.most_common(TOP_KINDS) if time)
+    return ", ".join(f"{kind} {human_share(share)}" for kind, share in shares)
 
 
 def _row(who: tuple[Any, ...], found: ProcessLaunches) -> tuple[Any, ...]:

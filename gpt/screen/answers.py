@@ -38,6 +38,7 @@ MARKDOWN_ROWS = (30, 20, 12, 8, 5, 3, 1)  # limits for rows, which are tried in 
 MARKDOWN_SIZE = 8000  # limit in bytes for all answers
 COUNTS = ("u8", "u16", "u32", "u64")  # columns of these types can be summed
 MARKDOWN_NAME = 80  # columns that a text may take
+NEXT = "next"  # the answer that's printed last
 Record = Mapping[str, Any]
 
 
@@ -308,19 +309,17 @@ class AnswerTables:
         return render(self.lines)
 
     def lines(self, width: int) -> Iterator[Text]:
-        """Yield the lines of the tables, with an empty line between two tables, and finally everything that's
-        missing.
+        """Yield the lines of the tables, with an empty line between two tables, then everything that's missing, and
+        finally the command to run next.
         """
-        for number, table in enumerate(self._tables.values()):
+        missing = dict.fromkeys(line for lines in self._missing.values() for line in lines)
+        told = [Text(part.plain, style="bold") for line in missing for part in fold(line, width)]
+        blocks = {name: table.lines(width) for name, table in self._tables.items()}
+        last = blocks.pop(NEXT, None)
+        for number, block in enumerate(filter(None, (*blocks.values(), told, last))):
             if number:
                 yield Text()
-            yield from table.lines(width)
-        missing = dict.fromkeys(line for lines in self._missing.values() for line in lines)
-        for number, line in enumerate(missing):
-            if not number:
-                yield Text()
-            for part in fold(line, width):
-                yield Text(part.plain, style="bold")
+            yield from block
 
 
 class AnswerReport:

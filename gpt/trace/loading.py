@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.trace.rows import iter_groups
+from gpt.trace.rows import iter_groups, take
 
 FAR = 10
 TIMED = [("function", "<u4"), ("device", "<u4"), ("thread", "<u8"), ("call", "<i8"), ("begin", "<i8"),
          ("duration", "<u8"), ("api", "<u4"), ("probed", "<u4"), ("batch", "<u4"), ("row", "<u4")]  # fmt: skip
 LAUNCH = [("function", "<u4"), ("start", "<i8"), ("duration", "<f4")]
+SPARSE, MAX_BITS = 16, 20  # slots of the hash table for each known launch, and bits of the hash
+FACTORS = [np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]  # odd
 Array = npt.NDArray[Any]
 Times = npt.NDArray[np.float64]
 
@@ -38,10 +40,7 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
     Rows that don't say which call launched them are ignored.
     """
     calls, found = rows["call"], []
-    names = rows.dtype.names or ()
-    devices, threads = (
-        rows[name] if name in names else np.zeros(len(rows), np.uint64) for name in ("device", "thread")
-    )
+    devices, threads = _find_places(rows)
     for function, order in iter_groups(rows["function"]):
         order = order[calls[order] != 0] if function else order[:0]
         for device in np.unique(devices[order]):
@@ -52,30 +51,68 @@ def find_firsts(rows: Array) -> npt.NDArray[np.intp]:
     return np.array(found, np.intp)
 
 
+def _find_places(rows: Array) -> tuple[Array, Array]:
+    """Return the device and the thread of each row, or zeros if the rows don't have them."""
+    names, zeros = rows.dtype.names or (), np.zeros(len(rows), np.uint64)
+    return rows["device"] if "device" in names else zeros, rows["thread"] if "thread" in names else zeros
+
+
 class FirstLaunches:
     """The first launches of a process's kernels in each thread, collected from batches of GPU times. Times are time
     stamps.
 
-    Each row remembers its batch and its index there.
+    Each row remembers its batch and its index there. Nearly all rows of a batch are later launches of kernels that are
+    known already. A hash table finds them, because sorting them all takes longer than everything else here.
     """
 
     def __init__(self) -> None:
         self.rows: Array = np.zeros(0, TIMED)
         self._batches = 0
+        self._known: dict[str, Array] = {}  # columns of `rows`, which are faster to read
+        self._bits = 0  # the length of a hash
+        self._slots = np.zeros(1, np.int64)  # by hash: the index of a row in `rows` that has it
 
     def add(self, rows: Array) -> None:
         """Add a batch of GPU times."""
         names = set(rows.dtype.names or ())
         if "call" in names:
-            places = find_firsts(rows)
-            part = np.zeros(len(places), TIMED)
-            for name in names & set(part.dtype.names or ()):
-                part[name] = rows[name][places]
-            part["batch"], part["row"] = self._batches, places
-            found = np.concatenate([self.rows, part])
-            found = found[np.argsort(found["begin"], kind="stable")]  # the earliest one counts if a call has several
-            self.rows = found[find_firsts(found)]
+            places = self._find_candidates(rows)
+            candidates = take(rows, places)
+            firsts = find_firsts(candidates)
+            if len(firsts):
+                part = np.zeros(len(firsts), TIMED)
+                for name in names & set(part.dtype.names or ()):
+                    part[name] = candidates[name][firsts]
+                part["batch"], part["row"] = self._batches, places[firsts]
+                found = np.concatenate([self.rows, part])
+                found = found[np.argsort(found["begin"], kind="stable")]  # the earliest counts if a call has several
+                self.rows = found[find_firsts(found)]
+                self._known = {name: self.rows[name].copy() for name in ("call", "function", "device", "thread")}
+                self._bits = min((SPARSE * len(self.rows)).bit_length(), MAX_BITS)
+                self._slots = np.zeros(1 << self._bits, np.int64)
+                self._slots[_hash(self.rows, self._bits)] = np.arange(len(self.rows))
         self._batches += 1
+
+    def _find_candidates(self, rows: Array) -> npt.NDArray[np.intp]:
+        """Return which rows may be first launches: all but those for which an earlier launch is known."""
+        if not len(self.rows):
+            return np.arange(len(rows))
+        devices, threads = _find_places(rows)
+        at = self._slots[_hash(rows, self._bits)]
+        later = self._known["call"][at] < rows["call"]
+        for name, values in (("function", rows["function"]), ("device", devices), ("thread", threads)):
+            later &= self._known[name][at] == values
+        return np.flatnonzero(~later)
+
+
+def _hash(rows: Array, bits: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of the function, device and thread of each row."""
+    devices, threads = _find_places(rows)
+    mixed = np.zeros(len(rows), np.uint64)
+    for column, factor in zip((rows["function"], devices, threads), FACTORS, strict=True):
+        mixed += column.astype(np.uint64) * factor
+    found: npt.NDArray[np.uint64] = mixed >> np.uint64(64 - bits)
+    return found
 
 
 def find_loading(firsts: Array, launches: Iterable[Array]) -> tuple[Times, Times]:

@@ -50,13 +50,15 @@ def test_a_busy_gpu_is_not_called_idle():
         return named(Made().run(0, 500).run(500 + idle, 500 - idle).segment())
 
     assert find(50) == ("idle", "why the GPU is idle 5.0 % of the time")
-    assert find(49) == ("block_sched", "how the GPU, busy 95.1 % of the time, ran blocks (-p block_sched)")
+    assert find(49) == ("idle", "what keeps the GPU busy 95.1 % of the time")
     answer = answers("summary", Made().run(0, 10).run(10, 10).segment())
     assert answer.rows["next"][0]["option"] == "-p block_sched"
 
 
-def test_the_last_line_names_it():
-    done = run("summary", data=forge.pack(made()))
+@pytest.mark.parametrize("end", [True, False])
+def test_the_last_line_names_it(end):
+    done = run("summary", data=forge.pack(made(end=end)))
+    assert (b"incomplete:" in done.stdout) == (not end)
     assert done.stdout.splitlines()[-1].split() == b"gpt-analyze idle  why the GPU is idle 67.7 % of the time".split()
 
 

@@ -9,14 +9,16 @@ stream waits for an event, it waited for work in other streams, if that ended la
 call, and the path goes on with the host.
 - A call that waits, or a copy whose call lasts until it's done, waited for the work that ended last during the call:
 the path goes on with that work.
+- A collective waited for the rank that started its kernel last: from that moment on, the path goes on in that rank,
+with whatever its kernel waited for. Times of ranks are aligned as in ranks.py.
 - Any other call, and the time between calls, is the host's own.
 
-Threads that wait for other threads look like host code. Waits of collectives for other ranks aren't followed.
+Threads that wait for other threads look like host code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.periods import Period, iter_units
-from gpt.analyze.lib.ranks import is_collective
+from gpt.analyze.lib.ranks import Communicator, align, find_collectives, is_collective
 from gpt.analyze.lib.sequence import COPY, IOCTL, WAIT, iter_calls
+from gpt.trace.machines import machine_of
 from gpt.trace.spill import Array, Tape
 
 if TYPE_CHECKING:
@@ -40,13 +43,16 @@ ON_HOST = (HOST, CALL, WAKE, DELAY)
 EVENT_WAIT = "cuStreamWaitEvent"
 BEFORE = -(1 << 62)  # ns: before everything
 WORK = [("begin", "<i8"), ("end", "<i8"), ("stream", "<u8"), ("call", "<i8"), ("thread", "<u8"), ("api", "<u4"),
-        ("function", "<u4")]  # fmt: skip
+        ("function", "<u4"), ("device", "<u4")]  # fmt: skip
 HOST_CALL = [("start", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("api", "<u4"), ("acts", "<u2"), ("stream", "<u8")]
 
 
 class Step(NamedTuple):
-    """A step of a path: its kind and name, the thread or stream, and its begin and end in ns."""
+    """A step of a path: the number of the process, its kind and name, the thread or stream, and its begin and end in
+    ns.
+    """
 
+    process: int
     kind: str
     name: str
     where: str
@@ -57,13 +63,15 @@ class Step(NamedTuple):
 @dataclass
 class UnitPath:
     """The critical paths of some repetitions: how many there are and how long they took, the time and number of steps
-    by kind and name, and the steps of one of them in order.
+    by process, kind and name, and the steps of one of them in order. `alone` is True if a collective on it matches none
+    of another rank.
     """
 
     units: int = 0
     took: int = 0
-    sums: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    sums: dict[tuple[int, str, str], tuple[int, int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    alone: bool = False
 
 
 def find_path(trace: TraceModel, number: int, launches: Tape, period: Period) -> UnitPath | None:
@@ -71,24 +79,61 @@ def find_path(trace: TraceModel, number: int, launches: Tape, period: Period) ->
 
     `launches` are rows of launch_times.py.
     """
-    windows = _choose_windows(launches, period)
+    ranks = _Ranks(trace)
+    windows = _choose_windows(launches, period, ranks.align(number))
     if not windows:
         return None
-    calls = _read_calls(trace, number, windows)
-    work = _read_work(trace, number, windows)
+    walks = _Walks(trace, ranks, windows)
     found = UnitPath()
     for begin, end in windows:
-        steps = [*_Walk(trace.processes[number], calls, work).iter_back(begin, end)][::-1]
+        steps = [*walks.iter_back(number, begin, end)][::-1]
         found.units += 1
         found.took += end - begin
         found.steps = found.steps or steps
         for step in steps:
-            count, time = found.sums.get((step.kind, step.name), (0, 0))
-            found.sums[step.kind, step.name] = count + 1, time + step.end - step.begin
+            key = step.process, step.kind, step.name
+            count, time = found.sums.get(key, (0, 0))
+            found.sums[key] = count + 1, time + step.end - step.begin
+    found.alone = walks.alone
     return found
 
 
-def _choose_windows(launches: Tape, period: Period) -> list[tuple[int, int]]:
+Align = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+
+
+class _Ranks:
+    """The collectives of all ranks, and how to align the times of their processes."""
+
+    def __init__(self, trace: TraceModel) -> None:
+        self._machines = [machine_of(process.header) for process in trace.processes]
+        named = [any(map(is_collective, process.kernels().values())) for process in trace.processes]
+        found = find_collectives(trace) if sum(named) > 1 or (any(named) and len(trace.gpus()) > 1) else None
+        self._offsets = found.offsets if found else {}
+        places = [(trace.processes.index(rank.process), rank.device) for rank in found.ranks] if found else []
+        self._known: dict[tuple[int, int], list[tuple[int, Communicator]]] = {}
+        self._places = places
+        for group in found.groups if found else []:
+            for at, rank in enumerate(group.ranks):
+                self._known.setdefault(places[rank], []).append((at, group))
+
+    def align(self, number: int) -> Align:
+        """Return a function that aligns the times of a process with other ranks."""
+        offset = self._offsets.get(self._machines[number])
+        return (lambda times: align(times, offset)) if offset else (lambda times: times)
+
+    def find_last(self, number: int, device: int, begin: int) -> tuple[int, int, int] | None:
+        """For the kernel of a collective, return the process, the device and the begin of the kernel that began last,
+        or None if the collectives of other ranks aren't known. Times are aligned.
+        """
+        for at, group in self._known.get((number, device), ()):
+            place = int(np.searchsorted(group.begin[at], begin))
+            if place < group.begin.shape[1] and int(group.begin[at, place]) == begin:
+                last = int(group.begin[:, place].argmax())
+                return *self._places[group.ranks[last]], int(group.begin[last, place])
+        return None
+
+
+def _choose_windows(launches: Tape, period: Period, align: Align) -> list[tuple[int, int]]:
     """For some repetitions, return when the first work of this one and of the next begins. The most typical repetitions
     come first.
     """
@@ -97,7 +142,7 @@ def _choose_windows(launches: Tape, period: Period) -> list[tuple[int, int]]:
     for _, places in iter_units(period.begins, counts, period.length):
         places = places[places + period.length < len(launches)]
         first, next_ = launches.take(places), launches.take(places + period.length)
-        begins, ends = first["begin"], next_["begin"]
+        begins, ends = align(first["begin"]), align(next_["begin"])
         parts.append(np.stack([begins, ends], axis=1)[first["timed"] & next_["timed"] & (ends > begins)])
     found = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
     if not len(found):
@@ -114,35 +159,88 @@ def _in_windows(times: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], windo
     return mask
 
 
-def _read_calls(trace: TraceModel, number: int, windows: list[tuple[int, int]]) -> Array:
+def _read_calls(trace: TraceModel, number: int, windows: list[tuple[int, int]], align: Align) -> Array:
     parts = [np.zeros(0, HOST_CALL)]
     for calls in iter_calls(trace, number, "stream"):
-        mask = _in_windows(calls.start, calls.end, windows) & ~calls.of(IOCTL)
+        starts, ends = align(calls.start), align(calls.end)
+        mask = _in_windows(starts, ends, windows) & ~calls.of(IOCTL)
         part = np.zeros(int(mask.sum()), HOST_CALL)
-        part["start"], part["end"], part["acts"] = calls.start[mask], calls.end[mask], calls.acts[mask]
+        part["start"], part["end"], part["acts"] = starts[mask], ends[mask], calls.acts[mask]
         for name in ("thread", "api", "stream"):
             part[name] = calls.rows[name][mask]
         parts.append(part)
     return np.concatenate(parts)
 
 
-def _read_work(trace: TraceModel, number: int, windows: list[tuple[int, int]]) -> Array:
+def _read_work(trace: TraceModel, number: int, windows: list[tuple[int, int]], align: Align) -> Array:
     parts = [np.zeros(0, WORK)]
     for rows in trace.iter_gpu_times([place for place in trace.gpus() if place[0] == number]):
-        ends = rows["begin"] + rows["duration"].astype(np.int64)
-        mask = _in_windows(rows["begin"], ends, windows)
+        begins, ends = align(rows["begin"]), align(rows["begin"] + rows["duration"].astype(np.int64))
+        mask = _in_windows(begins, ends, windows)
         part = np.zeros(int(mask.sum()), WORK)
-        part["end"] = ends[mask]
-        for name in ("begin", "stream", "call", "thread", "api", "function"):
+        part["begin"], part["end"], part["call"] = begins[mask], ends[mask], align(rows["call"])[mask]
+        for name in ("stream", "thread", "api", "function", "device"):
             part[name] = rows[name][mask]
         parts.append(part)
     return np.concatenate(parts)
 
 
+class _Walks:
+    """Walks through all processes. The rows of a process are read when a path first gets there."""
+
+    def __init__(self, trace: TraceModel, ranks: _Ranks, windows: list[tuple[int, int]]) -> None:
+        self._trace, self._ranks, self._windows = trace, ranks, windows
+        self._walks: dict[int, _Walk] = {}
+        self.alone = False  # True if a collective on a path matches none of another rank
+
+    def _walk(self, number: int) -> _Walk:
+        if number not in self._walks:
+            align = self._ranks.align(number)
+            calls = _read_calls(self._trace, number, self._windows, align)
+            work = _read_work(self._trace, number, self._windows, align)
+            self._walks[number] = _Walk(self._trace.processes[number], number, calls, work)
+        return self._walks[number]
+
+    def iter_back(self, number: int, first: int, last: int) -> Iterator[Step]:
+        """Follow the path backward from the work of a process that begins at `last` to the time `first`, and yield its
+        steps.
+        """
+        walk = self._walk(number)
+        work, time = walk.find_work(last), last
+        thread = 0
+        while time > first:
+            if work is not None:
+                work, thread, steps = walk.leave_work(work, time)
+            else:
+                work, steps = walk.leave_host(thread, time)
+            if work is not None and steps[-1].kind == COLLECTIVE:
+                walk, work = self._find_last(walk, work)
+                steps[-1] = steps[-1]._replace(begin=int(work["begin"]))
+            for step in steps:
+                if step.end > first and step.begin < step.end:
+                    yield step._replace(begin=max(step.begin, first))
+            time = min([time, *(step.begin for step in steps)])
+            if not steps:
+                return
+
+    def _find_last(self, walk: _Walk, work: Any) -> tuple[_Walk, Any]:
+        """Return the work for which a collective waited: the kernel of the rank that began last, or its own."""
+        found = self._ranks.find_last(walk.number, int(work["device"]), int(work["begin"]))
+        if found is None:
+            self.alone = True
+            return walk, work
+        number, device, begin = found
+        other = self._walk(number)
+        last = other.find_collective(device, begin)
+        late = last is not None and int(work["begin"]) < begin < int(work["end"])
+        return (other, last) if late else (walk, work)
+
+
 class _Walk:
     """Walks back in time through the calls and the work of a process, both sorted by start."""
 
-    def __init__(self, process: Process, calls: Array, work: Array) -> None:
+    def __init__(self, process: Process, number: int, calls: Array, work: Array) -> None:
+        self.number = number
         self._process, self._work = process, work
         self._threads = {int(id_): calls[calls["thread"] == id_] for id_ in np.unique(calls["thread"])}
         self._by_end = work[np.argsort(work["end"], kind="stable")]
@@ -154,24 +252,18 @@ class _Walk:
         self._launched = {stream: np.sort(own["call"]) for stream, own in self._streams.items()}
         self._names = process.kernels()
 
-    def iter_back(self, first: int, last: int) -> Iterator[Step]:
-        """Follow the path backward from the work that begins at `last` to the time `first`, and yield its steps."""
-        at = int(np.searchsorted(self._work["begin"], last))
-        work, time = self._work[at] if at < len(self._work) else None, last
-        thread = 0
-        while time > first:
-            if work is not None:
-                work, thread, steps = self._leave_work(work, time)
-            else:
-                work, steps = self._leave_host(thread, time)
-            for step in steps:
-                if step.end > first and step.begin < step.end:
-                    yield step._replace(begin=max(step.begin, first))
-            time = min([time, *(step.begin for step in steps)])
-            if not steps:
-                return
+    def find_work(self, begin: int) -> Any:
+        """Return the first work that begins at this time or later, or None."""
+        at = int(np.searchsorted(self._work["begin"], begin))
+        return self._work[at] if at < len(self._work) else None
 
-    def _leave_work(self, work: Any, time: int) -> tuple[Any, int, list[Step]]:
+    def find_collective(self, device: int, begin: int) -> Any:
+        """Return the collective that begins at this time on a device, or None."""
+        low, high = np.searchsorted(self._work["begin"], (begin, begin + 1))
+        own = [one for one in self._work[low:high] if int(one["device"]) == device]
+        return next((one for one in own if self._name_work(one).kind == COLLECTIVE), None)
+
+    def leave_work(self, work: Any, time: int) -> tuple[Any, int, list[Step]]:
         """Return the work or the thread that this work waited for, and the steps in between."""
         thread, start, stream = int(work["thread"]), int(work["call"]), int(work["stream"])
         where = f"stream {stream:#x}" if stream else "default stream"
@@ -182,13 +274,13 @@ class _Walk:
             before = self._find_last(self._by_end, time)
         if (before is not None and int(before["end"]) >= returned) or call is None:
             if before is None:
-                return None, thread, [Step(ORDER, "", where, BEFORE, time)]
+                return None, thread, [self._step(ORDER, "", where, BEFORE, time)]
             end = int(before["end"])
-            steps = [Step(ORDER, "", where, end, time), self._name_work(before)]
+            steps = [self._step(ORDER, "", where, end, time), self._name_work(before)]
             return before, thread, steps
         name = self._process.api(int(call["api"])).name
         on = f"thread {thread}"
-        return None, thread, [Step(DELAY, "", on, returned, time), Step(CALL, name, on, start, returned)]
+        return None, thread, [self._step(DELAY, "", on, returned, time), self._step(CALL, name, on, start, returned)]
 
     def _name_work(self, work: Any) -> Step:
         api, function, stream = self._process.api(int(work["api"])), int(work["function"]), int(work["stream"])
@@ -198,7 +290,10 @@ class _Walk:
             kind = GRAPH if api.type == "graph" else COPIED
         elif is_collective(name):
             kind = COLLECTIVE
-        return Step(kind, name, where, int(work["begin"]), int(work["end"]))
+        return self._step(kind, name, where, int(work["begin"]), int(work["end"]))
+
+    def _step(self, kind: str, name: str, where: str, begin: int, end: int) -> Step:
+        return Step(self.number, kind, name, where, begin, end)
 
     def _find_call(self, thread: int, start: int) -> Any:
         calls = self._threads.get(thread)
@@ -220,21 +315,21 @@ class _Walk:
         low, high = np.searchsorted(events, (int(launched[at]) if at >= 0 else BEFORE, until))
         return bool(high > low)
 
-    def _leave_host(self, thread: int, time: int) -> tuple[Any, list[Step]]:
+    def leave_host(self, thread: int, time: int) -> tuple[Any, list[Step]]:
         """Return the work that the thread's last call waited for, or None, and the steps since then: that call, and
         host code.
         """
         calls, on = self._threads.get(thread), f"thread {thread}"
         at = int(np.searchsorted(calls["start"], time)) - 1 if calls is not None else -1
         if calls is None or at < 0:
-            return None, [Step(HOST, "", on, BEFORE, time)]
+            return None, [self._step(HOST, "", on, BEFORE, time)]
         call = calls[at]
         start, end = int(call["start"]), min(int(call["end"]), time)
-        steps, name = [Step(HOST, "", on, end, time)], self._process.api(int(call["api"])).name
+        steps, name = [self._step(HOST, "", on, end, time)], self._process.api(int(call["api"])).name
         if work := self._find_awaited(call, start, end):
             step = self._name_work(work[0])
-            return work[0], [*steps, Step(WAKE, name, on, step.end, end), step]
-        return None, [*steps, Step(CALL, name, on, start, end)]
+            return work[0], [*steps, self._step(WAKE, name, on, step.end, end), step]
+        return None, [*steps, self._step(CALL, name, on, start, end)]
 
     def _find_awaited(self, call: Any, start: int, end: int) -> list[Any]:
         """Return a list with the work that a call waited for, or an empty list."""
@@ -253,4 +348,4 @@ class _Walk:
 
 def share_on_host(path: UnitPath) -> float:
     """Return the share of the paths (0 to 1) on the host: host code, calls, and delays of launches."""
-    return sum(time for (kind, _), (_, time) in path.sums.items() if kind in ON_HOST) / (path.took or 1)
+    return sum(time for (_, kind, _), (_, time) in path.sums.items() if kind in ON_HOST) / (path.took or 1)

@@ -13,7 +13,8 @@ idle time gets one cause, by the first rule that matches:
 - WAIT: when the GPU ran out of work, the thread was waiting for it, and had waited for at least as long as the GPU was
   then idle. Without this wait, the host could have launched the next work in that time.
 - PACE: the time is at most SHORT, and no call other than launches fills half of it. Kernels take less time than the
-  host needs to launch the next one.
+  host needs to launch the next one. If the thread had waited for at least half as long as the GPU was then idle, the
+  cause is WAIT instead, because that takes more of the host's time than launches do.
 - CALL: CUDA calls take more of the time than host code. The function that takes the most time is named.
 - HOST: anything else. The thread ran its own code between calls.
 """
@@ -233,11 +234,12 @@ class _Sums:
         light = (
             (top < 0) | (2 * top_time < total) | ((self._acts.of_ids(top.astype(np.uint32)) & (LAUNCH | WAITS)) != 0)
         )
+        pace = (total <= SHORT) & light
         cause = np.full(count, CAUSES.index(HOST_CODE))
         for name, mask in (
             (CALL, calls > host),
-            (PACE, (total <= SHORT) & light),
-            (WAIT, waits & (waited >= total)),
+            (PACE, pace),
+            (WAIT, waits & ((waited >= total) | (pace & (2 * waited >= total)))),
             (LATE, 2 * queued >= total),
             (BETWEEN, (2 * queued >= total) & (total <= FAST)),
             (UNKNOWN, unknown > 0),
@@ -288,7 +290,7 @@ class _Sums:
 
     def _describe(self, what: int) -> str:
         named = {HOST: HOST_CODE, QUEUED_WORK: QUEUED, NOT_SAID: UNKNOWN}
-        return named[what] if what < 0 else self._process.api(what).name
+        return named.get(what) or self._name(what) or UNKNOWN
 
     @staticmethod
     def _add(sums: dict[tuple[str, str | None], Times], key: tuple[str, str | None], times: Times) -> None:

@@ -48,6 +48,8 @@ class Use(NamedTuple):
     first: int
     last: int
     off: int  # ns that aren't known, because recording was off or no process was using the GPU
+    work: dict[int, float]  # ns of work by process
+    turns: int  # how often work of one process followed work of another
 
 
 class _Gpu:
@@ -59,6 +61,8 @@ class _Gpu:
         self.reach = self.kernel_reach = 0
         self.kernels = self.idle = self.count = self.cut = self.off = 0
         self.ender: tuple[int, int, int] = (0, 0, 0)  # process, function and call of the last work to end
+        self.work, self.turns = Counter[int](), 0
+        self._last: int | None = None  # the process of the last work to begin
 
     def add(self, rows: Array, is_kernel: npt.NDArray[np.bool_], number: int) -> Array:
         """Return the idle times that ended at these rows, which must be later than the rows added before. `number` is
@@ -66,6 +70,7 @@ class _Gpu:
         """
         begins = rows["begin"]
         ends = begins + rows["duration"].astype(np.int64)
+        self._add_processes(rows)
         if self.first is None:
             self.first = self.reach = self.kernel_reach = int(begins[0])
         reach = np.maximum.accumulate(np.append(self.reach, ends))
@@ -83,6 +88,13 @@ class _Gpu:
         self.kernels += int(np.maximum(end - np.maximum(own, covered[:-1]), 0).sum())
         self.kernel_reach = int(covered[-1])
         return found
+
+    def _add_processes(self, rows: Array) -> None:
+        processes = rows["process"]
+        _add_times(self.work, processes, rows["duration"])
+        self.turns += int(np.count_nonzero(processes[1:] != processes[:-1]))
+        self.turns += self._last not in (None, int(processes[0]))
+        self._last = int(processes[-1])
 
     def _find(self, rows: Array, reach: Array, last: Array, number: int) -> Array:
         at = np.flatnonzero(rows["begin"] > reach[:-1])
@@ -127,14 +139,15 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
             host_copies += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, IN | OUT)].sum())
             found = gpu.add(rows, is_kernel, at)
             for number in numbers:
-                _add_times(times[number], rows if len(numbers) == 1 else rows[rows["process"] == number])
+                own_rows = rows if len(numbers) == 1 else rows[rows["process"] == number]
+                _add_times(times[number], own_rows["function"], own_rows["duration"])
                 if len(mine := found[found["process"] == number]):
                     idle[number].add(mine)
         assert gpu.first is not None
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
         sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, host_copies / (moved or 1)
-        uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off))
+        uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off, dict(gpu.work), gpu.turns))
     return uses, idle, times
 
 
@@ -161,10 +174,10 @@ def find_breaks(trace: TraceModel, places: list[tuple[int, int]]) -> Unrecorded:
     return Unrecorded(begins, ends)
 
 
-def _add_times(times: Counter[int], rows: Array) -> None:
-    functions, which = np.unique(rows["function"], return_inverse=True)
-    sums = np.bincount(which, rows["duration"], len(functions))
-    times.update(dict(zip(functions.tolist(), sums.tolist(), strict=True)))
+def _add_times(times: Counter[int], keys: Array, durations: Array) -> None:
+    found, which = np.unique(keys, return_inverse=True)
+    sums = np.bincount(which, durations, len(found))
+    times.update(dict(zip(found.tolist(), sums.tolist(), strict=True)))
 
 
 def _find(rows: Array, acts: list[Acts], numbers: list[int], wanted: int) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import CAPTURED
-from gpt.trace.rows import iter_groups
+from gpt.trace.rows import find_values, iter_groups
 
 if TYPE_CHECKING:
     from gpt.trace.clock import Clock
@@ -123,7 +123,7 @@ class LaunchSequence:
         """Add calls that have a function."""
         good = (rows["function"] != 0) & (rows["result"] == 0)
         known = self._process.apis
-        for api in np.unique(rows["api"]).tolist():
+        for api in find_values(rows["api"]):
             if api not in known or known[api].type == CAPTURED:
                 own = good & (rows["api"] == api)
                 good &= ~own

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.critical_path import UnitPath, find_path
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.numbers import Numbers
 from gpt.analyze.lib.overlay import NOTHING, PIECE, overlay
@@ -105,13 +104,11 @@ class ProcessLaunches:
     ranges: dict[str | None, Sums] = field(default_factory=dict)
     unit: UnitTimes | None = None
     depths: list[tuple[int, int]] = field(default_factory=list)
-    path: UnitPath | None = None
 
 
-def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period | None) -> ProcessLaunches:
-    """Return the launches of a process. `period` is the unit that it repeats, if any."""
+def find_launches(trace: TraceModel, number: int, tape: Tape, tapes: Tapes, period: Period | None) -> ProcessLaunches:
+    """Return the launches of a process, which join_work returned. `period` is the unit that it repeats, if any."""
     process = trace.processes[number]
-    tape = _join(trace, number)
     found = ProcessLaunches(process.header, Sums())
     delays = Numbers()
     first, last = int(tape[0:1]["start"][0]), 0
@@ -128,7 +125,6 @@ def find_launches(trace: TraceModel, number: int, tapes: Tapes, period: Period |
         _add_ranges(trace, number, tape, found)
     if period is not None:
         found.unit = _find_unit(trace, number, tape, tapes, period)
-        found.path = find_path(trace, number, tape, period)
     return found
 
 
@@ -139,7 +135,7 @@ def _delays(rows: Array) -> npt.NDArray[np.int64]:
     return found
 
 
-def _join(trace: TraceModel, number: int) -> Tape:
+def join_work(trace: TraceModel, number: int) -> Tape:
     """Return the launches of a process with their work, in the order of their calls."""
     aside = Aside()
     work, ends = Sorted(aside, WORK, "call"), Sorted(aside, END, "end")

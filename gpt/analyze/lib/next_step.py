@@ -9,8 +9,7 @@ The first rule that applies decides:
   time from its first launch on, with WARM instead of LONG.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
 - gaps: no GPU times are recorded.
-- idle: the GPU is idle for at least SOME of the time.
-- block_sched: it's busy.
+- idle: anything else. It says why the GPU is idle, or if it's idle for less than SOME of the time, what keeps it busy.
 """
 
 from __future__ import annotations
@@ -137,4 +136,4 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
     if share >= SOME:
         return "idle", f"why the GPU is idle {human_share(share)} of the time", None
     busy = human_share(100 - share)
-    return "block_sched", f"how the GPU, busy {busy} of the time, ran blocks (-p block_sched)", "-p block_sched"
+    return "idle", f"what keeps the GPU busy {busy} of the time", "-p block_sched"

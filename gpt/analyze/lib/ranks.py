@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.hidden import find_hidden
 from gpt.analyze.lib.locations import tell_apart
-from gpt.trace.calls_store import NO_DEVICE
+from gpt.trace.calls_store import GPU, NO_DEVICE
 from gpt.trace.machines import machine_of
 
 if TYPE_CHECKING:
@@ -49,22 +50,30 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in one stream of a rank, oldest first: names, begins and ends."""
+    """The collective kernels in one stream of a rank, oldest first: names, begins and ends. If GPU times say it, also
+    when their launch calls began, and how many ns other kernels ran meanwhile.
+    """
 
     rank: int
     clock: Hashable
     names: npt.NDArray[np.object_]
     begin: Whole
     end: Whole
+    call: Whole | None = None
+    hidden: Whole | None = None
 
 
 class Communicator(NamedTuple):
-    """A communicator. `begin` and `end` have the shape (ranks, collectives); all times are on one clock."""
+    """A communicator. Arrays of times have the shape (ranks, collectives); all times are on one clock. `call` and
+    `hidden` are None if they aren't known for all ranks.
+    """
 
     ranks: list[int]
     names: npt.NDArray[np.object_]
     begin: Whole
     end: Whole
+    call: Whole | None
+    hidden: Whole | None
 
 
 class Collectives(NamedTuple):
@@ -72,7 +81,7 @@ class Collectives(NamedTuple):
 
     `alone` are lanes that match no other lane. `others` are the times of all other kernels, in ns, by rank and name.
     `clocks` lists the clocks that were corrected: the name of the machine or GPU, and the ns added at the start and at
-    the end.
+    the end. `offsets` has the correction of each clock.
     """
 
     ranks: list[Rank]
@@ -80,6 +89,7 @@ class Collectives(NamedTuple):
     alone: list[Lane]
     others: dict[tuple[int, str], Whole]
     clocks: list[tuple[str, int, int]]
+    offsets: dict[Hashable, Offset]
 
 
 class Split:
@@ -114,14 +124,15 @@ def find_collectives(trace: TraceModel) -> Collectives:
             here = run.names == name
             others[rank, name].append(run.end[here] - run.begin[here])
         if together.any():
-            lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together]))
+            more = [values if values is None else values[together] for values in (run.call, run.hidden)]
+            lanes.append(Lane(rank, run.clock, run.names[together], run.begin[together], run.end[together], *more))
     groups = _group(sorted(lanes, key=lambda lane: lane.rank))
     clocks = _set_clocks([group for group in groups if len(group) > 1])
     joined = [_join(group, clocks) for group in groups if len(group) > 1]
     names = {lane.clock: ranks[lane.rank].host or f"GPU of {ranks[lane.rank].name}" for lane in lanes}
     told = [(names[clock], int(by[0]), int(by[-1])) for clock, (_, by) in clocks.items() if by.any()]
     return Collectives(ranks, joined, [group[0][0] for group in groups if len(group) == 1],
-                 {key: np.concatenate(parts) for key, parts in others.items()}, told)  # fmt: skip
+                 {key: np.concatenate(parts) for key, parts in others.items()}, told, clocks)  # fmt: skip
 
 
 def is_collective(name: str) -> bool:
@@ -136,23 +147,40 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
     """
     from gpt.analyze.lib.block_times import find_blocks
 
-    times, found = trace.gpu_times(), {}
-    times = times[times["function"] != 0]
+    found = {}
+    wanted = [[id_ for id_, name in process.kernels().items() if is_collective(name)] for process in trace.processes]
+    parts = [rows[_choose(rows, wanted)] for rows in trace.iter_gpu_times(trace.gpus())] if any(wanted) else []
     for number, process in enumerate(trace.processes):
         known = process.kernels()
-        wanted = [id_ for id_, name in known.items() if is_collective(name)]
-        own = times[(times["process"] == number) & np.isin(times["function"], wanted)]
+        own = np.concatenate([np.zeros(0, GPU), *(rows[rows["process"] == number] for rows in parts)])
         for device, stream in np.unique(own[["device", "stream"]]).tolist():
             rows = own[(own["device"] == device) & (own["stream"] == stream)]
             ids, places = np.unique(rows["function"], return_inverse=True)
             names = np.array([known[id_] for id_ in ids.tolist()], object)[places]
             end = rows["begin"] + rows["duration"].astype(np.int64)
             device = NO_DEVICE if device == NO_DEVICE else device
-            found[number, device, stream] = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
+            lane = Lane(0, machine_of(process.header), names, rows["begin"].copy(), end)
+            lane.call = rows["call"].copy() if rows["thread"].all() else None
+            found[number, device, stream] = lane
+        for device in np.unique(own["device"]).tolist():
+            lanes = {stream: lane for (process_, device_, stream), lane in found.items()
+                     if (process_, device_) == (number, device)}  # fmt: skip
+            spans = {stream: (lane.begin, lane.end) for stream, lane in lanes.items()}
+            for stream, hidden in find_hidden(trace, (number, device), wanted[number], spans).items():
+                lanes[stream].hidden = hidden
         if not len(own):
             for (device, stream), (names, begin, end) in find_blocks(trace, process, is_collective).items():
                 found[number, device, stream] = Lane(0, process.gpu(device), names, begin, end)
     return found
+
+
+def _choose(rows: npt.NDArray[np.void], wanted: list[list[int]]) -> npt.NDArray[np.bool_]:
+    """Return which rows ran a wanted function of their process."""
+    chosen = np.zeros(len(rows), bool)
+    for number in np.unique(rows["process"]).tolist():
+        if wanted[number]:
+            chosen |= (rows["process"] == number) & np.isin(rows["function"], wanted[number])
+    return chosen
 
 
 def _name_ranks(trace: TraceModel, places: list[tuple[int, int]]) -> list[Rank]:
@@ -246,7 +274,7 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
         if not any(lane.clock in found for lane, _ in group):
             found[group[0][0].clock] = none
         lane, places = next((lane, places) for lane, places in group if lane.clock in found)
-        right = lane.end[places] + np.rint(np.interp(lane.end[places], *found[lane.clock])).astype(np.int64)
+        right = align(lane.end[places], found[lane.clock])
         for other in dict.fromkeys(one.clock for one, _ in group if one.clock not in found):
             ends = [one.end[places] for one, places in group if one.clock == other]
             mean = np.mean(ends, axis=0).astype(np.int64)
@@ -254,12 +282,23 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
     return found
 
 
+def align(times: Whole, offset: Offset) -> Whole:
+    """Return times of a clock, corrected."""
+    found: Whole = times + np.rint(np.interp(times, *offset)).astype(np.int64)
+    return found
+
+
 def _join(group: list[Member], clocks: dict[Hashable, Offset]) -> Communicator:
     """Return the kernels of a group, with all times on one clock."""
-    begin: list[Whole] = []
-    end: list[Whole] = []
-    for lane, places in _cut(group):
-        for values, into in ((lane.begin, begin), (lane.end, end)):
-            into.append(values[places] + np.rint(np.interp(values[places], *clocks[lane.clock])).astype(np.int64))
-    first, places = _cut(group)[0]
-    return Communicator([lane.rank for lane, _ in group], first.names[places], np.array(begin), np.array(end))
+    cut = _cut(group)
+    begin, end = (
+        np.array(
+            [align(values[places], clocks[lane.clock]) for lane, places in cut for values in [getattr(lane, name)]]
+        )
+        for name in ("begin", "end")
+    )
+    call = [align(lane.call[places], clocks[lane.clock]) for lane, places in cut if lane.call is not None]
+    hidden = [lane.hidden[places] for lane, places in cut if lane.hidden is not None]
+    first, places = cut[0]
+    known = (np.array(values) if len(values) == len(cut) else None for values in (call, hidden))
+    return Communicator([lane.rank for lane, _ in group], first.names[places], begin, end, *known)

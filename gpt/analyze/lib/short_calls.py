@@ -13,7 +13,7 @@ from gpt.analyze.lib.periods import Period, iter_units
 from gpt.analyze.lib.rounds import MOST, count_in_threads
 from gpt.analyze.lib.sequence import COPY, IN, LAUNCH, LOAD, OUT, WAIT, Acts, CallTable, IdleWaits, Whole, iter_calls
 from gpt.trace.replays import count_copied
-from gpt.trace.spill import Array, Aside, Sorted, Tape, iter_windows
+from gpt.trace.spill import BATCH, Array, Aside, Sorted, Tape, iter_windows
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -24,6 +24,7 @@ CALL = [("start", "<i8"), ("end", "<i8"), ("bytes", "<f8"), ("acts", "<u2"), ("a
 COPIED = [("call", "<i8"), ("thread", "<u8"), ("until", "<i8")]
 WAITED = 1 << 15  # an act: the part of a copy that waited for earlier work
 LAUNCHED = [("start", "<i8"), ("waits", "<u8"), ("thread", "<u8")]  # waits: the number of earlier calls with WAIT | OUT
+LAST = 0xFFFF  # the largest number of a thread
 STEPS = "steps"
 BROKEN = "broken"  # marks units in which recording was off
 
@@ -190,11 +191,16 @@ class Tapes:
         """Return how often a period's unit occurs, from launch `first` on, if the launches of each thread are examined
         separately.
 
-        At most MOST launches are examined.
+        At most MOST launches are examined. Threads after the first LAST share a number, which saves memory.
         """
-        begin = int(period.begins[0])
-        unit, codes = self._codes[begin : begin + period.length], self._codes[first : first + MOST]
-        return count_in_threads(codes, self.launches[first : first + MOST]["thread"], unit)
+        begin, codes = int(period.begins[0]), self._codes[first : first + MOST]
+        threads, known = np.zeros(len(codes), np.uint16), dict[int, int]()
+        for at in range(0, len(codes), BATCH):
+            rows = self.launches[first + at : first + min(at + BATCH, MOST)]
+            found, which = np.unique(rows["thread"], return_inverse=True)
+            numbers = [min(known.setdefault(thread, len(known)), LAST) for thread in found.tolist()]
+            threads[at : at + BATCH] = np.array(numbers, np.uint16)[which]
+        return count_in_threads(codes, threads, self._codes[begin : begin + period.length])
 
     def starts(self, first: int) -> Starts:
         """Return when launches began, from launch `first` on."""

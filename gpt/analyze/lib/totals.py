@@ -11,6 +11,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gpt.analyze.lib.coverage import Coverage, make_coverage
 from gpt.analyze.lib.iterations import BusyTimes, CallTimes, LaunchSequence
@@ -41,6 +42,23 @@ class SlowestCall(NamedTuple):
     thread: int
 
 
+class Calls:
+    """A batch of calls of a process, with their threads and durations."""
+
+    def __init__(self, process: Process, threads: rows.Threads, found: rows.Rows) -> None:
+        self.rows = found
+        self.durations = process.clock.durations(found["duration"])
+        self.some_open = not self.durations.all()
+        self.some_failed = bool(found["result"].any())
+        self._process, self._threads = process, threads
+
+    def describe(self, at: int, duration: float) -> SlowestCall:
+        """Return the call with this index."""
+        clock = self._process.clock
+        start = clock.realtime(int(clock.times(self.rows["start"][at : at + 1])[0]))
+        return SlowestCall(duration, start, self._process.pid, int(self._threads[at]))
+
+
 class FunctionTotals:
     """The calls of one function: `calls` of them were recorded, and `counted` were only counted."""
 
@@ -51,29 +69,29 @@ class FunctionTotals:
         self.gpu = Durations()  # times of its work on the GPU
         self.moved = Counter[str]()  # successful calls with a number of bytes: `calls`, `bytes`, `total` ns
 
-    def add(self, calls: rows.Rows, threads: rows.Threads, process: Process) -> None:
-        """Add calls of a process."""
-        done = calls["duration"] != 0
-        self.calls += len(calls)
-        if not done.all():
-            calls, threads = calls[done], threads[done]
-        if not len(calls):
+    def add(self, calls: Calls, order: npt.NDArray[np.intp]) -> None:
+        """Add those calls of a batch that have these indexes."""
+        self.calls += len(order)
+        durations = calls.durations[order]
+        if calls.some_open:
+            done = durations != 0
+            order, durations = order[done], durations[done]
+        if not len(order):
             return
-        clock = process.clock
-        durations = clock.durations(calls["duration"])
         self.durations.add(durations)
         at = int(durations.argmax())
         if self.slowest is None or durations[at] > self.slowest.duration:
-            start = clock.realtime(int(clock.times(calls["start"][at : at + 1])[0]))
-            self.slowest = SlowestCall(float(durations[at]), start, process.pid, int(threads[at]))
-        results = calls["result"]
-        if results.any():
+            self.slowest = calls.describe(int(order[at]), float(durations[at]))
+        good: slice | npt.NDArray[np.bool_] = slice(None)
+        if calls.some_failed:
+            results = calls.rows["result"][order]
             self.failed += int(np.isin(results, NOT_FAILED, invert=True).sum())
             self.at_exit += int((results == AT_EXIT).sum())
-        if "bytes" in (calls.dtype.names or ()):
             good = results == 0
-            total, size = durations[good].sum(), calls["bytes"][good].sum(dtype=np.float64)
-            self.moved.update(calls=int(good.sum()), bytes=int(size), total=int(total))
+        if "bytes" in (calls.rows.dtype.names or ()):
+            order, durations = order[good], durations[good]
+            size = calls.rows["bytes"][order].sum(dtype=np.float64)
+            self.moved.update(calls=len(order), bytes=int(size), total=int(durations.sum()))
 
     def merge(self, other: FunctionTotals) -> None:
         """Merge another one."""
@@ -183,16 +201,15 @@ class ProcessTotals:
             took = process.clock.durations(found["duration"])
             for id_, order in rows.iter_groups(found["api"]):
                 self._function(id_).gpu.add(took[order])
+            probed = found["probed"] != 0 if "probed" in (found.dtype.names or ()) else None
             for id_, order in rows.iter_groups(found["function"]):
                 if id_:  # 0 isn't a kernel
-                    self._kernels[id_].gpu.add(took[order])
-            if "probed" in (found.dtype.names or ()):
-                for probed in (0, 1):
-                    chosen = (found["function"] != 0) & ((found["probed"] != 0) == probed)
-                    self._gpu_time[probed] += float(took[chosen].sum())
-                plain = np.flatnonzero((found["function"] != 0) & (found["probed"] == 0))
-                for id_, order in rows.iter_groups(found["function"][plain]):
-                    self._unprobed_time[id_] += float(took[plain[order]].sum())
+                    self._kernels[id_].gpu.add(own := took[order])
+                    if probed is not None:
+                        with_probes, total = float(own @ probed[order]), float(own.sum())
+                        self._gpu_time[0] += total - with_probes
+                        self._gpu_time[1] += with_probes
+                        self._unprobed_time[id_] += total - with_probes
         for id_, count in process.take_launches().items():
             self._kernels[id_].launches += count
         for _, found in process.counts.take():
@@ -210,9 +227,9 @@ class ProcessTotals:
             self.launches.add_kernels(threads, found)
             self._add_captures(found)
         ends = found["start"] + found["duration"]
-        clock = process.clock
-        took = np.minimum(clock.durations(found["duration"]), LIMIT)
-        stops = clock.times(found["start"]) + took.astype(np.int64)
+        calls = Calls(process, threads, found)
+        took = np.minimum(calls.durations, LIMIT)
+        stops = process.clock.times(found["start"]) + took.astype(np.int64)
         took[found["api"] > process.last_api] = 0  # ioctls are part of calls
         begins = np.append(0, np.flatnonzero(threads[1:] != threads[:-1]) + 1)  # rows of a thread come in runs
         for thread, time in zip(threads[begins].tolist(), np.add.reduceat(took, begins).tolist(), strict=True):
@@ -221,17 +238,17 @@ class ProcessTotals:
         self.first_stamp = min(self.first_stamp, int(found["start"].min()))
         self.last_stamp = max(self.last_stamp, int(ends.max()))
         for id_, order in rows.iter_groups(found["api"]):
-            calls = rows.take(found, order)
-            self._function(id_).add(calls, threads[order], process)
+            self._function(id_).add(calls, order)
             if "object" in names and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
-                process.graphs.add_calls(id_, calls)  # its name may arrive later
-                self.launches.add_graphs(id_, threads[order], calls)
+                own = rows.take(found, order)
+                process.graphs.add_calls(id_, own)  # its name may arrive later
+                self.launches.add_graphs(id_, threads[order], own)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
     def _add_captures(self, found: rows.Rows) -> None:
         """Count, by kernel, the launches that were captured or may have been."""
         known = self.process.apis
-        may = [id_ for id_ in np.unique(found["api"]).tolist() if id_ not in known or known[id_].type == CAPTURED]
+        may = [id_ for id_ in rows.find_values(found["api"]) if id_ not in known or known[id_].type == CAPTURED]
         if may:
             chosen = np.isin(found["api"], may) & (found["function"] != 0)
             self._captures.update(found[["api", "function"]][chosen].tolist())

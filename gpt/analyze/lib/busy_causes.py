@@ -1,0 +1,116 @@
+"""Say what keeps a GPU busy: which kernels, whether one of them gets slower, and whether processes share the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpt.base.printable import shorten
+from gpt.screen.brief import brief_name
+from gpt.screen.units import human_share, human_time
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from gpt.analyze.lib.idle_times import Use
+    from gpt.trace.model import TraceModel
+
+Row = tuple[str, int, str]  # cause, ns, and a sentence
+ONE, SEVERAL, SLOWER, TURNS = "one kernel", "kernels", "slower kernel", "shared GPU"
+MOST, BUSY = 0.5, 0.9  # minimum share of the kernels' time, and of the whole time
+NAMED = 3  # kernels named if none takes MOST of the time
+PART, GROWN, LAUNCHES = 0.2, 2, 20  # minimum share of a kernel that gets slower, factor, and number of launches
+OFTEN, SHARED = 10, 0.1  # minimum number of turns, and minimum share of a process in the work
+WIDEST = 60  # width of a name
+
+
+class Trend(NamedTuple):
+    """The launches of a kernel, their ns, and the mean for the first and the last quarter of them."""
+
+    name: str
+    launches: int
+    total: float
+    first: float
+    last: float
+
+
+def find_most_used(trace: TraceModel, number: int, times: Counter[int]) -> Trend | None:
+    """Return the trend of the kernel that takes most of a process's time, or None if that's less than PART of it.
+    `times` has the ns of all work by function.
+    """
+    most = max((function for function in times if function), key=lambda function: times[function], default=None)
+    if most is None or times[most] < PART * times.total():
+        return None
+    places = [place for place in trace.gpus() if place[0] == number]
+
+    def iter_durations() -> Iterator[Any]:
+        for rows in trace.iter_gpu_times(places):
+            yield rows["duration"][rows["function"] == most]
+
+    count = sum(map(len, iter_durations()))
+    quarter = count // 4
+    if count < LAUNCHES:
+        return None
+    at, first, last = 0, 0.0, 0.0
+    for took in iter_durations():
+        first += float(took[: max(0, quarter - at)].sum())
+        last += float(took[max(0, count - quarter - at) :].sum())
+        at += len(took)
+    name = trace.processes[number].kernels().get(most, f"#{most}")
+    return Trend(name, count, times[most], first / quarter, last / quarter)
+
+
+def sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tuple[float, float]:
+    """Return the ns of all kernels, and these ns weighted by the share of SMs that had no block."""
+    known = [(time, *blocks[function]) for function, time in times.items() if function in blocks]
+    return sum(one[0] for one in known), sum(time * (1 - used / launches) for time, launches, used in known)
+
+
+def find_kernels(names: Counter[str], used: int, whole: int) -> Iterator[Row]:
+    """Yield a row about the kernels that take most of the time, if kernels run for nearly all of it. `used` is how many
+    ns they run.
+    """
+    if not names or used < BUSY * whole:
+        return
+    most = sorted(names, key=lambda name: (-names[name], name))
+    one = names[most[0]] >= MOST * used
+    most = most[: 1 if one else NAMED]
+    shares = [human_share(100 * min(1, names[name] / (used or 1))) for name in most]
+    takes = [f"{_shorten(name)} takes {share}" for name, share in zip(most, shares, strict=True)]
+    fill, move = ("it fills", "it moves") if one else ("they fill", "they move")
+    told = (
+        f"{', '.join(takes)} of the kernels' time, and the GPU is busy: 'gpt-hook run -p block_sched' shows how well "
+        f"{fill} the GPU, '-p gmem_bytes' how much {move}"
+    )
+    yield ONE if one else SEVERAL, min(round(sum(names[name] for name in most)), used), told
+
+
+def find_slower(trends: list[Trend], whole: int) -> Iterator[Row]:
+    """Yield a row for each kernel that takes longer and longer, with the time by which it exceeds its first ones."""
+    for trend in trends:
+        if trend.last >= GROWN * trend.first:
+            told = (
+                f"{_shorten(trend.name)} takes {human_time(trend.last)} in the last quarter of its launches, but "
+                f"{human_time(trend.first)} in the first: something grows with each step, such as a cache or a "
+                "sequence"
+            )
+            yield SLOWER, min(max(0, round(trend.total - trend.launches * trend.first)), whole), told
+
+
+def find_shared(gpus: list[list[Use]]) -> Iterator[Row]:
+    """Yield a row for each GPU on which processes take turns, with the time of the others than the largest user."""
+    for number, uses in enumerate(gpus):
+        for use in uses:
+            total = sum(use.work.values()) or 1
+            shares = sorted((time / total for time in use.work.values() if time >= SHARED * total), reverse=True)
+            if len(shares) > 1 and use.turns >= OFTEN:
+                parts = ", ".join(human_share(100 * share) for share in shares)
+                told = (
+                    f"{len(shares)} processes take turns on GPU {number}, {use.turns:,} times, with {parts} of its "
+                    "work: they wait for each other, so run them one after the other, or on GPUs of their own"
+                )
+                yield TURNS, round((1 - shares[0]) * (use.kernels + use.copies)), told
+
+
+def _shorten(name: str) -> str:
+    return shorten(brief_name(name), WIDEST, middle=False)
