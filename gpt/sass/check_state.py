@@ -30,7 +30,7 @@ from heapq import heappop, heappush
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, pass_time, union
-from gpt.sass.check_word import WordFacts, find_facts, find_fresh
+from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
 from gpt.sass.flow import NOTHING, InFlight, issue, wait_for
 from gpt.sass.graph import is_conditional
@@ -56,6 +56,8 @@ class TrampolineCheck:
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
         self._facts: dict[int, tuple[int, int]] = {}
+        self._known = self.code.table.memo(FACTS)
+        self._beyond, self._shared = ~around.usable, around.shared
         self._busy: tuple[InFlight, int, int] = NOTHING, 0, 0
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
@@ -135,7 +137,8 @@ class TrampolineCheck:
         return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
 
     def _word(self, index: int) -> WordFacts:
-        return find_facts(self.code[index], self.code.table)
+        found: WordFacts | None = self._known.get(self.code.words[index])
+        return found or find_facts(self.code[index], self.code.table)
 
     def _enter(self, index: int, part: Inserted, state: State) -> None:
         """Check the values that a snippet gets."""
@@ -167,17 +170,18 @@ class TrampolineCheck:
             return ()
         own, defined, copies, flight, ours, pending, meetings, _ = state
         usable_at_site, next_live = self._facts_of(number)
-        self._fault(index, "count", named & ~around.usable, "is beyond the register count")
-        self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        if shared := written & around.shared:
+        if named & self._beyond or written & STACK_POINTER:
+            self._fault(index, "count", named & self._beyond, "is beyond the register count")
+            self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
+        if shared := written & self._shared:
             kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
             self._fault(index, "shared", shared & ~kept, "is named by the kernel, and other lanes may need it")
         if flight is not NOTHING:
             arriving, busy = self._find_busy(flight)
-            late = read & (arriving | flight.late & ~usable_at_site) | written & busy
-            self._fault(index, "in flight", late, "is still being read or written")
+            if late := read & (arriving | flight.late & ~usable_at_site) | written & busy:
+                self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in pending:
-            if other != number:
+            if other != number and mask & named:
                 self._fault(index, "stall", mask & named, "isn't there yet")
         self.saved |= written & own & next_live
         if copies or word.keeps:

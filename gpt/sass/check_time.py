@@ -38,7 +38,7 @@ def iter_hazards(word: WordFacts, ours: InFlight, pending: frozenset[Pending], p
         yield "scoreboard", word.named & arriving, "is used by a snippet before it arrives"
         yield "scoreboard", word.writes & being_read & ~arriving, "is still being read by the snippet"
     for mask, left, other in pending:
-        if other == part and left > LATE_GUARD:
+        if other == part and left > LATE_GUARD and mask & word.guard:
             yield "stall", mask & word.guard, "is the guard, and isn't there yet"
 
 

@@ -16,6 +16,7 @@ from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
 from gpt.sass.words import NO_BARRIER, bits, control_of
 
+FACTS = "facts"  # Table.memo: by word
 Fresh = tuple[int, int]  # registers, cycles left
 _FLOW = {"BSSY", "BSYNC", "BRA", "WARPSYNC"}
 
@@ -41,7 +42,7 @@ class WordFacts(NamedTuple):
 
 def find_facts(one: Instruction, table: Table) -> WordFacts:
     """Return the facts about an instruction's word."""
-    known = table.memo("find_facts")
+    known = table.memo(FACTS)
     found: WordFacts | None = known.get(one.word)
     if found is None:
         found = known[one.word] = _make(one)
