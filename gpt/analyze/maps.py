@@ -128,7 +128,8 @@ class Fields(MapAnalysis):
             slots = slots.reshape(-1) if there.all() else slots[there]
         recorded = int(saved.counts.sum()) if not layout.capacity else len(slots)
         sums = self._sums.setdefault(key, Counter())
-        sums.update(launches=1, records=recorded, dropped=saved.dropped if layout.capacity else 0)
+        lost = saved.dropped + saved.overwritten
+        sums.update(launches=1, records=recorded, dropped=lost if layout.capacity else 0, over=saved.overwritten)
         sums.update(counted=not layout.capacity)
         fields = self._fields.setdefault(key, {})
         for name in filter(lambda name: self._is_named(layout.name, name), layout.types):
@@ -210,6 +211,8 @@ class Fields(MapAnalysis):
                 (kernel, field, None, None, *one.row(), None, one.values.nans or None, one.values.infinite or None)
                 for field, one in self._fields[kernel, name].items()
             ]
+        if over := sum(self._sums[kernel, name]["over"] for kernel in found):
+            verdict = [*verdict, f"{amount(over, 'record')} in rings were overwritten by later ones"]
         if sum(self._sums[kernel, name]["counted"] for kernel in found):
             verdict = [*verdict, "records were only counted, not saved"]
         if name in self._full:

@@ -20,7 +20,7 @@ from gpt.stream.stage import DASH, Stage
 if TYPE_CHECKING:
     from gpt.timeline.counters import Counter as Line
     from gpt.timeline.saved import SavedSpans
-    from gpt.timeline.tracks import Timeline
+    from gpt.timeline.tracks import Timeline, WarpRanges
     from gpt.trace.process import Process
 
 EACH = 260  # bytes of memory per call or GPU time; AS_MUCH lists formats whose files are as large as that
@@ -82,6 +82,7 @@ class Drawing:
         self.kinds = RUNS | LOADS | SAVES | COSTS | NODES | NODE_TIMES | RANGES
         self._stage, self._form, self._output = stage, shape or _find_form(output), output
         self._model = TraceModel(drains=True)
+        self._warps: WarpRanges | None = None
 
     def take(self, process: Process) -> None:
         """Keep the rows that a process has collected."""
@@ -131,7 +132,7 @@ class Drawing:
         if rest:
             from gpt.timeline.tracks import make_timeline
 
-            timeline = make_timeline(self._model)
+            timeline = make_timeline(self._model, self._find_warps)
             saved = timeline.saved
             timeline.counters[:0] = [*counters, *count_warps(saved.ran)]
             self._model.incomplete = [*incomplete, *self._find_missing(saved)]
@@ -139,15 +140,24 @@ class Drawing:
                 yield form, _iter_bytes(form, timeline)
             del timeline
         if TimelineFormat.ascii in forms:
+            from gpt.analyze.lib.warp_ranges import choose_blocks
             from gpt.screen.grid import screen_width
             from gpt.timeline import ascii
             from gpt.timeline.sketch import Scene
 
-            scene = Scene(self._model, saved)
+            scene = Scene(self._model, saved, lambda saved: choose_blocks(self._find_warps(saved)))
             self._model.incomplete = [*incomplete, *self._find_missing(scene.saved)]
             counters += [*count_warps(scene.saved.ran), *scene.rates]
             texts = ascii.iter_lines(scene, counters, screen_width())
             yield TimelineFormat.ascii, (text.encode(errors="replace") for text in texts)
+
+    def _find_warps(self, saved: SavedSpans) -> WarpRanges:
+        """Find the ranges of warps, once for all formats."""
+        from gpt.analyze.lib.warp_ranges import find_warp_ranges
+
+        if self._warps is None:
+            self._warps = find_warp_ranges([*saved.ran, *saved.called])
+        return self._warps
 
     def _find_missing(self, saved: SavedSpans) -> Iterator[str]:
         """Yield messages about periods that processes didn't record, and about data that probes didn't save."""
@@ -166,6 +176,7 @@ class Drawing:
             lost.update({value for value in facts.values() if isinstance(value, str) and value.startswith("lost: ")})
         for reason, count in lost.most_common(NAMED):
             yield f"{'1 launch' if count == 1 else f'{count:,} launches'} with probes {reason}"
+        yield from self._find_warps(saved).missing
         if saved.lost:
             yield f"{saved.lost:,} launches have no call in the trace: what their probes saved is not shown"
 

@@ -1,13 +1,14 @@
 """The model of a probe file: maps, registers, and probes with their snippets.
 
-A snippet is PTX that can use helpers (HELPERS) as operands, and SAVE to write the fields of a record. The verifier
-checks these objects and the weaver lowers them. Neither knows whether the file was TOML or Python.
+A snippet is PTX that can use helpers (HELPERS) as operands, SAVE to write the fields of a record, and RANGE to record
+when a range begins or ends. The verifier checks these objects and the weaver lowers them. Neither knows whether the
+file was TOML or Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpt.ptx import tree
@@ -16,6 +17,8 @@ from gpt.ptx.types import SIZES, SPECIAL
 MAX_LINES = 512  # statements per snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram", "table")
+EDGES = ("begin", "end")  # a range has these two
+RANGE_FIELDS = (("clock", "u64"), ("sm", "u32"), ("range", "u32"), ("number", "u32"))  # saved by RANGE
 OPS = ("min", "max", "last")  # how a total combines the values of a field, other than by adding them
 LEADERS = ("active", "lane0", "all")  # the lanes that save for a warp: the lowest active one, lane 0 if active, or all
 HELPERS = {  # name: type; None stands for the type of the operand
@@ -72,7 +75,8 @@ class Scale(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Map:
     """A buffer for records. `capacity` is the number of records per thread, warp or block; for an append log, it's
-    None, and `budget` is the size of the log in bytes.
+    None, and `budget` is the size of the log in bytes. With a `ring`, each lane that saves keeps its last `ring`
+    records, and `ranges` has the names of the ranges that RANGE saves.
 
     A `histogram` counts the values of its field in the bins of its `scale`. A `table` has `capacity` slots, each of
     which adds up the values that were saved with the same key. A `total` has a single record, which combines the values
@@ -92,6 +96,8 @@ class Map:
     type: str = "array"
     counts: bool = True
     scale: Scale | None = None  # a histogram's bins
+    ring: int | None = None
+    ranges: tuple[str, ...] = ()
 
     @property
     def stride(self) -> int:
@@ -120,7 +126,7 @@ class Register:
 @dataclass(frozen=True, slots=True)
 class Save:
     """Stores `values` in the fields of a record, beginning with field number `first`. If `last` is set, this completes
-    the record.
+    the record. `mark` is the edge and the name of a range if this is a RANGE.
     """
 
     map: str
@@ -129,6 +135,7 @@ class Save:
     first: int = 0
     last: bool = True
     guard: tree.Guard | None = None
+    mark: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,19 @@ class Probe:
     def snippets(self) -> list[tuple[str, Snippet]]:
         """The probe's snippets, with `before` or `after`."""
         return [(when, s) for when, s in (("before", self.before), ("after", self.after)) if s]
+
+    def with_saves(self, change: Callable[[Save, int], Save]) -> Probe:
+        """Return the probe with each SAVE replaced by `change(save, line)`."""
+
+        def changed(snippet: Snippet | None) -> Snippet | None:
+            return snippet and Snippet(
+                tuple(
+                    replace(line, node=change(line.node, line.line)) if isinstance(line.node, Save) else line
+                    for line in snippet.lines
+                )
+            )
+
+        return replace(self, before=changed(self.before), after=changed(self.after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ _WIDER = {"ld", "ldu", "st", "cvt", "suld", "sust"}  # only these take registers
 _ONLY_READ = {"prefetch", "prefetchu", "discard", "applypriority"}  # these don't write to their memory
 _GOES = {"bra": 0, "call": 0, "brx": 1}  # jumps, with the number of operands that have values
 _FIXED = {  # results whose type isn't part of the opcode
-    **dict.fromkeys(("setp", "testp", "isspacep"), ("pred", 1)),
+    **dict.fromkeys(("setp", "testp", "isspacep", "mbarrier.try_wait", "mbarrier.test_wait"), ("pred", 1)),
     **dict.fromkeys(("popc", "clz", "bfind"), ("u32", 32)),
 }
 _SCALAR = {
@@ -280,7 +280,7 @@ def _type(instruction: tree.Instruction) -> tuple[str | None, int | None]:
     """Return the type of the value. It's the last type in the opcode, or for conversions, comparisons and matrices, the
     first.
     """
-    if fixed := _FIXED.get(instruction.opcode):
+    if fixed := _FIXED.get(instruction.opcode) or _FIXED.get(_family(instruction)):
         return fixed
     if instruction.name.startswith("cvt.pack."):
         return "b32", 32

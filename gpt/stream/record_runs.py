@@ -56,6 +56,8 @@ RUNS: dict[str, Keys] = {
         "last": ("[str]?", "fields of a total that keep the value of one of the last threads"),
         "copies": ("u64?", "for a histogram or table: number of units"),
         "stored": ("[str]?", "for a log with rooms: how each field is stored, in the order of fields"),
+        "ring": ("u64?", "for a log with rooms: a lane has one room, which keeps its last records, this many"),
+        "ranges": ("[str]?", "names of ranges: a field range of 2 N is the begin of the Nth, 2 N + 1 its end"),
         "key": ("[str]?", "for a table: fields that identify a slot"),
         "low": ("u64?", "for a histogram with equal bins: start of the first bin"),
         "step": ("u64?", "for a histogram with equal bins: width of a bin"),

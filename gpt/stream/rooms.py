@@ -31,6 +31,12 @@ the first lane's:
   term for each bit in the number of the lane. 5 terms are enough, and a record of `dmat` has 64 bytes.
 
 Otherwise, each lane stores its distance from the first lane, in 32 bits if that's enough for all of them.
+
+In a log with a *ring*, a lane claims one room and never another: when it's full, the lane starts again at the beginning
+of its room, and adds the number of records in the room to the third counter of the arena. All records have the same
+size, so each one is overwritten by a whole one. Since their clocks rise, a reader can tell where the lane is, and so
+which of the records that were added to the counter are still there. Each time, the lane also reads its clock and the
+time again, because its head says nothing about how fast its clock ran until then; these are behind the last record.
 """
 
 from __future__ import annotations
@@ -41,9 +47,10 @@ from typing import NamedTuple
 ARENAS, APART = 16, 128  # maximum number of arenas; bytes between their counters, so that each has its own cache line
 HEAD = ARENAS * APART  # bytes before the first arena
 SECTOR = 32  # rooms are a multiple of this
-DROPPED = 8  # offset of the second counter
+DROPPED, OVERWRITTEN = 8, 16  # offsets of the second and the third counter
 SHARE = 8  # minimum number of blocks per arena
 ROOM_HEAD = 32  # bytes in a room before its first record
+RING_TAIL = 32  # bytes behind the last record of a ring: 8 zeros, and the second readings of clock and time
 LEAST, GROWTH, LAST = 128, 4, 4  # bytes of a lane's first room; growth, and the number of the room at which it stops
 RECORD_HEAD = 16  # the mask, forms and size, and clock of a record
 UNIT = 16  # records are a multiple of this
@@ -53,6 +60,7 @@ EQUAL, NARROW, WIDE, TILED = 0, 1, 2, 3  # forms; up to WIDE, they're the number
 STEPS = 5  # words of a value in a tile: a step for each bit in the number of a lane
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
+MOST_RING = 1 << 16  # records in a ring
 MOST_FORMED = 4  # fields with a form; all others are `each`
 
 
@@ -99,6 +107,11 @@ def lay_out(fields: Sequence[tuple[int, str]]) -> RecordLayout:
         for number, (size, stored) in enumerate(fields)
     )
     return RecordLayout(found, -(-at // UNIT) * UNIT)
+
+
+def ring_bytes(layout: RecordLayout, records: int) -> int:
+    """Return the size of a room of a ring that keeps this many records."""
+    return -(-(ROOM_HEAD + records * layout.size + RING_TAIL) // SECTOR) * SECTOR
 
 
 def count_arenas(blocks: int) -> int:

@@ -8,6 +8,7 @@ nothing happened.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from string import ascii_uppercase
 
 import numpy as np
 from rich.cells import cell_len
@@ -29,7 +30,7 @@ CALLS = {"kernel": "L", "graph": "L", "memcpy": "C", "memset": "C", "memory": "A
 COPIES = {"HtoD": "H", "DtoH": "D"}
 LABEL, LEAST = 24, 20  # maximum width of a name, and minimum number of cells
 TICK = 16  # columns from one time on the axis to the next
-OPEN, MARK = ">", "!"
+OPEN, MARK, OTHER = ">", "!", "?"
 PROBED, FACTS = 5, 400  # kernels for which results of probes are shown, and characters for each
 
 
@@ -43,14 +44,29 @@ def iter_lines(scene: Scene, counters: list[Counter], width: int) -> Iterator[st
         yield from (f"{part.plain}\n" for part in fold(f"incomplete: {line}", width))
 
 
-def _make_sketch(scene: Scene, counters: list[Counter], width: int) -> tuple[Sketch, int, Cells]:
-    """Return the rows, the width of their names, and the edges of the other columns."""
+def _find_letters(scene: Scene) -> tuple[dict[str, str], list[int]]:
+    """Return LETTERS with a letter for each name of warps' ranges, and the index of the letter for each name."""
+    letters, found = dict(LETTERS), []
+    for name in scene.warps.names if scene.warps else ():
+        free = set(ascii_uppercase) - letters.keys()
+        letter = next((one for one in (*name.upper(), *reversed(ascii_uppercase)) if one in free), OTHER)
+        letters.setdefault(letter, f"'{printable(name)}' in a warp" if letter != OTHER else "other range of a warp")
+        found.append([*letters].index(letter))
+    return letters, found
+
+
+def _make_sketch(
+    scene: Scene, counters: list[Counter], width: int, letters: dict[str, str], ranges: list[int]
+) -> tuple[Sketch, int, Cells]:
+    """Return the rows, the width of their names, and the edges of the other columns. `ranges` has the index of the
+    letter for each name of warps' ranges.
+    """
     begin, end = scene.bounds
     label = _find_label(scene.tracks, counters, width)
     while True:
         cells = max(LEAST, width - label)
         edges = np.linspace(begin, max(end, begin + cells), cells + 1)
-        sketch = Sketch(scene, edges, len(LETTERS), lambda *what: _find_letter(scene, *what))
+        sketch = Sketch(scene, edges, len(letters), lambda *what: _find_letter(scene, *what), ranges)
         needed = _find_label(sketch.rows, counters, width)
         if needed <= label:
             return sketch, label, edges
@@ -65,7 +81,8 @@ def _find_label(tracks: Iterable[Track], counters: list[Counter], width: int) ->
 
 def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[str]:
     """Yield the rows of each process, the axis, the legend, and the data that probes saved."""
-    sketch, label, edges = _make_sketch(scene, counters, width)
+    letters, ranges = _find_letters(scene)
+    sketch, label, edges = _make_sketch(scene, counters, width, letters, ranges)
     begin, cells = scene.bounds[0], len(edges) - 1
     used: set[str] = set()
     tops: dict[tuple[str, str], int] = {}  # maximum values of counters that have the same name and unit
@@ -87,18 +104,20 @@ def _iter_tracks(scene: Scene, counters: list[Counter], width: int) -> Iterator[
                 if drawn or not row.used:  # no range is wide enough for its name
                     yield f"  {' ' * (label - 2) if row.used else name}{drawn}\n"
             if row.used:
-                drawn = _draw(row, edges)
+                drawn = _draw(row, edges, [*letters])
                 used |= set(drawn.upper())
                 yield f"  {name}{drawn}\n"
     yield f"{'':{label}}{_draw_axis(cells, edges)}\n"
     yield from (f"{line.plain}\n" for line in fold(f"0ns is {begin / 1e9:.6f} s for --time", width))
-    legend = [f"{letter} {about}" for letter, about in LETTERS.items() if letter in used]
+    legend = [f"{letter} {about}" for letter, about in letters.items() if letter in used]
     legend += [f"{OPEN} not over"] if scene.open else []
     legend += [f"{MARK} mark"] if scene.marked else []
     yield from _fold(["small letters: less than half of the time", *legend], width)
     if tops:
         told = ", ".join(f"{name} {_human(most, unit)}" for (name, unit), most in tops.items())
         yield from (f"{line.plain}\n" for line in fold(f"digits: ninths of the maximum: {told}", width))
+    if scene.warps and scene.warps.aligned:
+        yield from (f"{line.plain}\n" for line in fold(scene.warps.aligned, width))
     for line in _iter_probes(scene, sketch):
         yield from (f"{part.plain}\n" for part in fold(line, width))
 
@@ -140,9 +159,8 @@ def _iter_probes(scene: Scene, sketch: Sketch) -> Iterator[str]:
         yield f"and {more:,} more kernels with probes"
 
 
-def _draw(row: Row, edges: Cells) -> str:
+def _draw(row: Row, edges: Cells, letters: list[str]) -> str:
     """Draw the letters of a row."""
-    letters = [*LETTERS]
     took = np.maximum(0.0, np.round(row.took, 3))
     most = took.argmax(axis=0)
     share = took.max(axis=0) / np.diff(edges)

@@ -42,9 +42,9 @@ class Counter:
 
 
 class Copies:
-    """The copies of all processes, from their calls and GPU times, which come in chunks.
+    """Collects the copies of all processes. Calls and GPU times are added in chunks.
 
-    A copy lasts as long as it ran on the GPU, or if the trace doesn't have that, as long as its call took.
+    The time of a copy is when it ran on the GPU. If the trace doesn't have that, it's the time of its call.
     """
 
     def __init__(self, model: TraceModel) -> None:

@@ -33,18 +33,20 @@ LOST = "lost: the trace ends before it was written"
 
 
 class Ran(NamedTuple):
-    """A launch for which the GPU time is known: the number of its process, and when it began."""
+    """A launch, the number of its process, and when it began. If that isn't `exact`, its graph or its call did."""
 
     launch: Launch
     process: int
     begin: int
+    exact: bool = True
 
 
 class SavedSpans(NamedTuple):
     """The `facts` about spans. Calls and GPU times refer to them by number: some rows directly (`calls`, `work`), and
     all others by process and function (`calls_of`, `work_of`).
 
-    `ran` are launches with a known GPU time, and `lost` is the number of launches without a call in the trace.
+    `ran` are launches for which the time of the kernel or its graph is known, and `called` those for which only the
+    time of the call is. `lost` is the number of launches without a call in the trace.
     """
 
     facts: list[Facts]
@@ -53,6 +55,7 @@ class SavedSpans(NamedTuple):
     calls_of: dict[tuple[int, int], int]
     work_of: dict[tuple[int, int], int]
     ran: list[Ran]
+    called: list[Ran]
     lost: int
 
     def of_calls(self, rows: npt.NDArray[np.void], first: int = 0) -> Places:
@@ -119,7 +122,7 @@ class SavedFinder:
         """Return all facts."""
         facts, titles = self._facts, _name_kernels(self._launches)
         of_calls, of_work = dict[int, int](), dict[int, int]()
-        placed, lost = [], 0
+        placed, called, lost = [], [], 0
         unseen = {key: fact for key, fact in self._of.items() if key not in self._seen}
         for launch, saved, key in self._launches:
             found = [one for one in self._ran[key] if one[1] == launch.function]
@@ -128,8 +131,10 @@ class SavedFinder:
             if not here:
                 lost += 1
                 continue
-            if places is of_work and saved:
-                placed.append(Ran(saved, key[0], found[0][2]))
+            if saved and places is of_work:
+                placed.append(Ran(saved, key[0], found[0][2], found[0][1] != 0))
+            elif saved:
+                called.append(Ran(saved, key[0], key[2], False))
             if here[0] not in places:
                 places[here[0]] = len(facts)
                 facts.append({"launches": 0})
@@ -138,7 +143,7 @@ class SavedFinder:
             if each.get("launches") == 1:
                 del each["launches"]
         calls, work = (np.array(sorted(of.items()), np.int64).reshape(-1, 2) for of in (of_calls, of_work))
-        return SavedSpans(facts, calls, work, unseen, self._of, placed, lost)
+        return SavedSpans(facts, calls, work, unseen, self._of, placed, called, lost)
 
 
 def _name_kernels(launches: list[tuple[ProbedLaunch, Launch | None, Key]]) -> dict[str, str]:
@@ -203,6 +208,10 @@ def describe(buffer: Buffer) -> Facts:
     facts = {f"{name}.records": len(used) if layout.capacity else int(saved.counts.sum())}
     if saved.dropped and layout.capacity:
         facts[f"{name}.dropped"] = saved.dropped
+    if saved.overwritten:
+        facts[f"{name}.overwritten"] = saved.overwritten
+    if layout.ranges:
+        return facts
     if "sm" in layout.unsigned and layout.type != "log" and len(used):
         pairs = np.unique(np.stack([used["sm"].astype(np.uint64), block.astype(np.uint64)], axis=1), axis=0)
         blocks = np.unique(pairs[:, 0], return_counts=True)[1]

@@ -21,12 +21,14 @@ from gpt.timeline.tracks import (
     RECORDING,
     STREAM,
     THREAD,
+    FindWarps,
     Lanes,
     Mark,
     Track,
     Whole,
     find_range_tracks,
     iter_marks,
+    iter_warps,
 )
 
 if TYPE_CHECKING:
@@ -62,9 +64,9 @@ class NamedRange:
 class Scene:
     """The results of the first pass: the tracks, without lanes, and when everything begins and ends."""
 
-    def __init__(self, model: TraceModel, saved: SavedSpans | None = None) -> None:
+    def __init__(self, model: TraceModel, saved: SavedSpans | None = None, find_warps: FindWarps | None = None) -> None:
         """Read the model. Finding the facts about `saved` data takes a pass over all calls, so they can be passed if
-        they're already known.
+        they're already known. `find_warps` returns the ranges of warps.
         """
         self.model = model
         self.tracks: set[Track] = set()
@@ -84,6 +86,10 @@ class Scene:
         copies.join()
         self.rates: list[Counter] = list(copies.count_rates())
         self.saved = saved or finder.find()
+        self.warps = find_warps(self.saved) if find_warps else None
+        for track, rows in iter_warps(self.warps) if self.warps else ():
+            self.tracks.add(track)
+            self._extend(track.process, int(rows["begin"].min()), int(rows["end"].max()))
         for number, process in enumerate(model.processes):
             self._add_ranges(number)
             off = model.unrecorded(process)
@@ -188,7 +194,8 @@ class Sketch:
     about the first.
     """
 
-    def __init__(self, scene: Scene, edges: Cells, kinds: int, tell_kind: TellKind) -> None:
+    def __init__(self, scene: Scene, edges: Cells, kinds: int, tell_kind: TellKind, ranges: list[int]) -> None:
+        """Draw a scene with this many `kinds` of activities. `ranges` has the kind of each name of warps' ranges."""
         self.rows: dict[Track, Row] = {}
         self.noted: dict[str, tuple[int, int]] = {}
         self._scene, self._edges, self._kinds, self._tell_kind = scene, edges, kinds, tell_kind
@@ -206,6 +213,7 @@ class Sketch:
         for work in model.iter_gpu_times(model.gpus()):
             self._add(work, "begin", STREAM, scene.saved.of_work(work, first))
             first += len(work)
+        self._add_warps(ranges)
         self._lanes.clear()  # ranges are drawn above the other spans of their track
         for number in range(len(model.processes)):
             self._add_ranges(number)
@@ -259,6 +267,15 @@ class Sketch:
                 name = process.kernels().get(int(row["function"]), f"#{row['function']}")
             count, fact = self.noted.get(name, (0, int(facts[at])))
             self.noted[name] = count + 1, fact
+
+    def _add_warps(self, kinds: list[int]) -> None:
+        for track, rows in iter_warps(self._scene.warps) if self._scene.warps else ():
+            spans = np.zeros(len(rows), SPAN)
+            spans["begin"], spans["end"] = rows["begin"], rows["end"]
+            spans["kind"] = np.array(kinds)[rows["name"]]
+            lanes = self._find_lanes(track, spans["begin"].astype(np.int64), spans["end"].astype(np.int64))
+            for lane in np.unique(lanes).tolist():
+                self._row(replace(track, lane=lane)).add(spans[lanes == lane], self._edges)
 
     def _add_ranges(self, number: int) -> None:
         edges = self._edges

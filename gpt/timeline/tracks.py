@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +52,43 @@ SPAN = np.dtype(
 )
 CATEGORIES = ("call", "ioctl", "kernel", "memcpy", "memset", "range", "node")
 CALL, IOCTL, KERNEL, MEMCPY, MEMSET, RANGE, NODE = range(len(CATEGORIES))
-KINDS = ("recording", "range", "thread", "stream")  # kinds of tracks, in the order in which they're drawn
-RECORDING, RANGES, THREAD, STREAM = range(len(KINDS))
+KINDS = ("recording", "range", "thread", "stream", "warp")  # kinds of tracks, in the order in which they're drawn
+RECORDING, RANGES, THREAD, STREAM, WARP = range(len(KINDS))
 FIELDS = ("function", "bytes", "stream", "object", "stamp")  # fields of calls
 PLACED = ("kernel", "graph", "memcpy", "memset", "memory")  # types of calls for which the module and ranges are shown
 SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+
+
+# Ranges of warps, with times in ns on the trace's clock. `name` is an index, and `number` what the probe saved along
+# with the begin.
+WARP_RANGE = np.dtype(
+    [
+        ("begin", "<i8"),
+        ("end", "<i8"),
+        ("stream", "<u8"),
+        ("block", "<u8"),
+        ("process", "<u4"),
+        ("device", "<u4"),
+        ("warp", "<u4"),
+        ("name", "<u4"),
+        ("number", "<u4"),
+    ]
+)
+NO_WARP = (1 << 32) - 1
+
+
+class WarpRanges(NamedTuple):
+    """The ranges of warps in all launches, and their `names`. `missing` has a line for everything that isn't among
+    them, and `aligned` says how well the clocks of SMs are aligned.
+    """
+
+    rows: npt.NDArray[np.void]
+    names: list[str]
+    missing: list[str]
+    aligned: str = ""
+
+
+FindWarps = Callable[[SavedSpans], WarpRanges]
 
 
 @dataclass(frozen=True, order=True)
@@ -65,9 +97,10 @@ class Track:
 
     process: int
     kind: int  # index of KINDS
-    device: int  # ordinal of a stream's device, or NO_DEVICE if it isn't known; 0 for other kinds
-    number: int  # a thread id, or the handle of a stream; 0 for ranges that no thread has pushed
+    device: int  # ordinal of the device of a stream or warp, or NO_DEVICE if it isn't known; 0 for other kinds
+    number: int  # a thread id, or the handle of the stream, also of a warp; 0 for ranges that no thread has pushed
     title: str = ""  # the domain of these ranges
+    unit: tuple[int, int] = (0, 0)  # the block, and the number of the warp in it; NO_WARP stands for the whole block
     lane: int = 0
 
 
@@ -121,8 +154,8 @@ class Timeline:
         return min([*marks, int(begins.min(initial=LAST))]), max([*marks, int(ends.max(initial=-LAST))])
 
 
-def make_timeline(model: TraceModel) -> Timeline:
-    """Arrange everything in the model that has a time in tracks."""
+def make_timeline(model: TraceModel, find_warps: FindWarps | None = None) -> Timeline:
+    """Arrange everything in the model that has a time in tracks. `find_warps` returns the ranges of warps."""
     calls, gpu = model.calls(*FIELDS, "shared", *SHAPE), model.gpu_times()
     finder, copies, maker = SavedFinder(model), Copies(model), _Maker(model)
     for found in finder, copies:
@@ -133,6 +166,8 @@ def make_timeline(model: TraceModel) -> Timeline:
     maker.add_calls(calls, saved)
     maker.add_gpu_times(gpu, saved)
     maker.add_nodes(gpu, saved)
+    if find_warps:
+        maker.add_warps(find_warps(saved), saved)
     marks = maker.add_ranges()
     maker.add_gaps()
     spans, tracks = maker.lay_out()
@@ -166,6 +201,10 @@ def title(track: Track) -> str:
             text = f"thread {track.number}"
         case "recording":
             text = "recording"
+        case "warp":
+            block, warp = track.unit
+            text = f"block {block}" if warp == NO_WARP else f"block {block} warp {warp}"
+            text = f"{text}, {title(replace(track, kind=STREAM, lane=0))}" if track.number or track.device else text
         case _:
             text = f"ranges {track.title}".rstrip()
     return f"{text} ({track.lane + 1})" if track.lane else text
@@ -252,6 +291,21 @@ class _Maker:
                     known[key] = len(saved.facts)
                     saved.facts.append({**facts})
                 spans["fact"][at] = known[key]
+            self._spans.append(spans)
+
+    def add_warps(self, found: WarpRanges, saved: SavedSpans) -> None:
+        """Add the ranges of warps, with the numbers that their probes gave them."""
+        numbers = {0: 0}
+        for number in np.unique(found.rows["number"]).tolist():
+            if number:
+                numbers[number] = len(saved.facts)
+                saved.facts.append({"number": number})
+        names = np.array([self._number(name) for name in found.names], np.uint32)
+        for track, rows in iter_warps(found):
+            spans = np.zeros(len(rows), SPAN)
+            spans["begin"], spans["end"], spans["category"] = rows["begin"], rows["end"], RANGE
+            spans["track"], spans["name"] = self._track(track), names[rows["name"]]
+            spans["fact"] = [numbers[number] for number in rows["number"].tolist()]
             self._spans.append(spans)
 
     def add_ranges(self) -> list[Mark]:
@@ -349,6 +403,17 @@ class _Maker:
 
     def _track(self, track: Track) -> int:
         return self._tracks.setdefault(track, len(self._tracks))
+
+
+def iter_warps(found: WarpRanges) -> Iterator[tuple[Track, npt.NDArray[np.void]]]:
+    """Yield the track of each warp with its ranges, sorted by begin, outer ones first."""
+    rows = found.rows[np.lexsort((-found.rows["end"], found.rows["begin"]))]
+    places, which = np.unique(rows[["process", "device", "stream", "block", "warp"]], return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    edges = np.searchsorted(which[order], np.arange(len(places) + 1)).tolist()
+    for place, low, high in zip(places.tolist(), edges, edges[1:], strict=False):
+        process, device, stream, *unit = place
+        yield Track(process, WARP, device, stream, unit=(unit[0], unit[1])), rows[order[low:high]]
 
 
 def iter_marks(model: TraceModel, process: int) -> Iterator[Mark]:

@@ -56,7 +56,8 @@ class SavedBuffer(NamedTuple):
     - For a histogram, `bins` has the number of values in each bin, and `slots` is empty.
     - For a table, `slots` has a row for each key, and `counts` how often each key was saved.
 
-    `dropped` records didn't fit; gpt-stream(5) says what that means with a capacity of 1.
+    `dropped` records didn't fit; gpt-stream(5) says what that means with a capacity of 1. `overwritten` records were in
+    a ring, until later ones took their place.
     """
 
     counts: Counts
@@ -65,6 +66,7 @@ class SavedBuffer(NamedTuple):
     dropped: int
     bins: Counts | None = None
     pairs: ClockPairs | None = None
+    overwritten: int = 0
 
 
 class MapLayout:
@@ -89,6 +91,8 @@ class MapLayout:
             raise MalformedError(f"map: a head of {self.head} bytes")
         self.grows = self.type == "log" and record.get("keeps") == "all"
         self.rooms = read_layout(record, fields) if self.type == "log" and "stored" in record else None
+        self.ring: int | None = record.get("ring") if self.rooms else None
+        self.ranges: list[str] = record.get("ranges", [])
         self.copies: int | None = record.get("copies")
         has_copies = self.type in ("histogram", "table")
         if (
@@ -236,8 +240,9 @@ class MapLayout:
     def _read_rooms(self, data: npt.NDArray[np.uint8], layout: rooms.RecordLayout) -> SavedBuffer:
         dropped = read_dropped(data)
         of = data if self.capacity else data[:0]
-        units, slots, pairs = read_entries(of, layout, self._slot, self.level == "thread")
-        return SavedBuffer(np.array([len(slots) + dropped], np.uint64), slots, units, dropped, pairs=pairs)
+        units, slots, pairs, overwritten = read_entries(of, layout, self._slot, self.level == "thread", self.ring)
+        count = np.array([len(slots) + dropped + overwritten], np.uint64)
+        return SavedBuffer(count, slots, units, dropped, pairs=pairs, overwritten=overwritten)
 
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)

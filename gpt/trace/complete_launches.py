@@ -109,7 +109,7 @@ class _Kept:
 
 
 class _Segment:
-    """The records of a process to which launches refer, and its launches that aren't complete."""
+    """A process: the records to which its launches refer, and the launches that aren't complete yet."""
 
     def __init__(self, header: Record) -> None:
         self.header = header

@@ -27,6 +27,8 @@ from gpt.stream.rooms import (
     HEAD,
     LANES,
     MOST_FORMED,
+    MOST_RING,
+    OVERWRITTEN,
     ROOM_HEAD,
     SECTOR,
     STEPS,
@@ -39,6 +41,7 @@ from gpt.stream.rooms import (
     StoredField,
     arena_bytes,
     lay_out,
+    ring_bytes,
 )
 
 Numbers = npt.NDArray[np.int64]
@@ -59,18 +62,23 @@ class ClockPairs(NamedTuple):
 
 class Entries:
     """The entries of a log, warp by warp. The entries of a warp are in the order in which it saved them. `read` unpacks
-    some of them.
+    some of them. `older` is the number of records in rings that were saved before their lane last started again.
     """
 
-    def __init__(self, data: Bytes, layout: RecordLayout) -> None:
-        """Find all records of a log, in the form that it has in a trace. Raises MalformedError."""
+    def __init__(self, data: Bytes, layout: RecordLayout, ring: int | None = None) -> None:
+        """Find all records of a log, in the form that it has in a trace. Each room of a `ring` has this many records.
+        Raises MalformedError.
+        """
         self._words: Words = data[: data.size // WORD * WORD].view("<u4")
         self._layout = layout
         at, rooms, owner = _find_records(data, self._words, layout)
         rooms //= WORD
         place, room = at // WORD, rooms[owner]
         self.pairs = ClockPairs(self._words[rooms + 1], _wide(self._words, rooms + 4), _wide(self._words, rooms + 6))
+        if ring:
+            self.pairs = self._add_tails(rooms, ring)
         clock, unit = _wide(self._words, place + 2), _wide(self._words, room + 2)
+        self.older = _count_older(owner, clock)
         order = np.lexsort((clock, unit))
         self._place, self._clock, self._unit = place[order], clock[order], unit[order]
         self._sm = self._words[room + 1][order]
@@ -86,6 +94,18 @@ class Entries:
 
     def __len__(self) -> int:
         return int(self._begin[-1])
+
+    def _add_tails(self, rooms: Numbers, ring: int) -> ClockPairs:
+        """Return the readings of clocks with those at the ends of rooms that were full."""
+        there = self._words[rooms] == ring_bytes(self._layout, ring)
+        tails = rooms + (ROOM_HEAD + ring * self._layout.size) // WORD
+        there[there] = _wide(self._words, tails[there] + 4) != 0
+        tails, sms = tails[there], self._words[rooms[there] + 1]
+        more = ClockPairs(sms, _wide(self._words, tails + 2), _wide(self._words, tails + 4))
+        sm, clock, time = self.pairs
+        return ClockPairs(
+            np.concatenate([sm, more.sm]), np.concatenate([clock, more.clock]), np.concatenate([time, more.time])
+        )
 
     def _check(self) -> None:
         """Raise MalformedError if a record is too small for the forms of its fields."""
@@ -183,6 +203,13 @@ class Entries:
         return self._words[at].view("<i4").astype(np.int64).view(np.uint64)
 
 
+def _count_older(owner: Numbers, clock: Counts) -> int:
+    """Count the records that come after the first one in their room whose clock is before its predecessor's."""
+    falls = np.flatnonzero((owner[1:] == owner[:-1]) & (clock[1:] < clock[:-1])) + 1
+    rooms, first = np.unique(owner[falls], return_index=True)
+    return int((np.searchsorted(owner, rooms, "right") - falls[first]).sum())
+
+
 def _words(form: Numbers, lanes: Numbers) -> Numbers:
     """Return how many words a value of this form has after the part that lanes share."""
     return np.where(form == TILED, STEPS, form * lanes)
@@ -210,24 +237,40 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
     sizes = {"clock": (8,), "sm": (4,), "equal": (1, 2, 4)}
     if any(field.size not in sizes.get(way, (1, 2, 4, 8)) for way, field in zip(stored, fields, strict=True)):
         raise MalformedError("map: stored does not fit the size of a field")
-    return lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
+    layout = lay_out([(field.size, way) for field, way in zip(fields, stored, strict=True)])
+    ring = record.get("ring")
+    if ring is not None and (formed or "each" in stored):
+        raise MalformedError("map: a ring of records that differ in size")
+    if ring is not None and not 0 < ring <= MOST_RING:
+        raise MalformedError(f"map: a ring of {ring} records")
+    return layout
 
 
 def read_entries(
-    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool
-) -> tuple[Counts, Slots, ClockPairs | None]:
-    """Return the units and fields of all entries, and the readings of clocks at the start of rooms. Without data, both
-    are empty.
+    data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool, ring: int | None = None
+) -> tuple[Counts, Slots, ClockPairs | None, int]:
+    """Return the units and fields of all entries, the readings of clocks, and how many entries a `ring` overwrote.
+    Without data, all of this is empty.
     """
     if not len(data):
-        return np.zeros(0, np.uint64), np.zeros(0, dtype), None
-    entries = Entries(data, layout)
-    return *entries.read(dtype, per_lane), entries.pairs
+        return np.zeros(0, np.uint64), np.zeros(0, dtype), None, 0
+    entries = Entries(data, layout, ring)
+    overwritten = 0
+    if ring:
+        counted = _sum_counters(data, OVERWRITTEN)
+        overwritten = counted - entries.older
+        if overwritten < 0:
+            raise MalformedError(f"log: {counted} overwritten records, of which {entries.older} are still there")
+    return *entries.read(dtype, per_lane), entries.pairs, overwritten
 
 
 def read_dropped(head: Bytes) -> int:
     """Return how many entries were dropped because they didn't fit."""
-    return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, DROPPED // 8].sum())
+    return _sum_counters(head, DROPPED)
+
+
+def _sum_counters(head: Bytes, offset: int) -> int:
+    return int(head[:HEAD].view("<u8").reshape(ARENAS, APART // 8)[:, offset // 8].sum())
 
 
 def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numbers, Numbers, Numbers]:

@@ -2,9 +2,10 @@
 // libraries that the program asks for. It's an auditing library (rtld-audit(7)), loaded through LD_AUDIT, and
 // lives in its own namespace, so the program's symbols, errno and heap are untouched.
 //
-// A file replaces the library with its name, whatever version follows `.so`, and its build id; a symbolic
-// link to the library may have another name. If several files in subfolders have the same name, the build id
-// decides, and if that's equal too, the path that shares the longest end with the library's.
+// A file replaces a library if both have the same build id and the same name, except for the version after
+// `.so`. If the program asks for a symbolic link, either its name or the name of the file to which it leads
+// has to match. If several files match, because subfolders have the same library, the path that ends most
+// like the library's path decides.
 //
 // The linker asks in two ways:
 //
@@ -12,16 +13,16 @@
 //     file that we return, but the object keeps the path that was tried. So $ORIGIN, dladdr and debuggers
 //     don't notice the replacement.
 //   - For a name with a slash, the path that we return becomes the object's path and sets $ORIGIN. The
-//     library must still find its neighbours, so we write out $ORIGIN in its dynamic section before the
-//     linker reads it, and restore the requested name in the object. The linker frees the name that it made
-//     itself, so we put that one back when the object is closed.
+//     library must still find the files next to the original. So we replace $ORIGIN in its dynamic section by
+//     the original's folder before the linker reads it, and set the object's name to the requested one. When
+//     the object is closed, we put the linker's own name back, because the linker frees it.
 //
-// One file replaces one library: if it were loaded for two, they'd share their variables. A library that's
-// already loaded unreplaced stays that way.
+// Each file replaces only one library: two libraries that were replaced by the same file would share their
+// variables. If the original of a library is already loaded, it isn't replaced.
 //
-// No symbol is bound or called through this: la_objopen asks for none of that. The linker calls one function
-// at a time; large buffers are static, since we run on the stack of the thread that calls dlopen, which may
-// be small.
+// la_objopen doesn't ask the linker to report bindings of symbols, so calls between libraries aren't slowed
+// down. The linker calls only one of our functions at a time, on the stack of the thread that calls dlopen.
+// That may be small, so large buffers are static.
 
 #include <limits.h>
 #include <link.h>

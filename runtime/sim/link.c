@@ -2,9 +2,7 @@
 //
 //   - If two modules use the same local name, one is renamed.
 //   - An `.extern` declaration is dropped if an earlier module has the definition. If a later module has it,
-//   the
-//     declaration is replaced by the head of the definition, because PTX requires names to be declared before
-//     use.
+//     it's replaced by the head of the definition, because PTX requires names to be declared before use.
 //   - Of several `.weak` definitions, the first is used.
 //   - Cubins can't be linked, because the device doesn't run machine code.
 //   - A static library is assumed to be CUDA's device runtime (devrt.c).

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 import zstandard
 
+from gpt.probe.model import RANGE_FIELDS
 from gpt.stages.analyze import ANALYSES
 from gpt.stream import packed, records
 from tests.fuzz.engine import ROOT, Wrong
@@ -44,13 +45,15 @@ def saves() -> list[Record]:
                          keeps="last", **forge.layout_of({"clock": "u64", "page": "u64"}))]  # fmt: skip
     for path in sorted((ROOT / "probes").glob("*.toml")):
         for name, told in tomllib.loads(path.read_text())["map"].items():
-            capacity, type_ = (4, "log") if told.get("cap") == "dynamic" else (1, told.get("type", "array"))
-            level = told["level"]
-            map_ = forge.probe_map(name, len(maps) + 1, type_, level, capacity, **told["data"])
+            is_log = told.get("cap") == "dynamic" or "ring" in told
+            capacity, type_ = (4, "log") if is_log else (1, told.get("type", "array"))
+            level, fields = told["level"], told.get("data", dict(RANGE_FIELDS))
+            map_ = forge.probe_map(name, len(maps) + 1, type_, level, capacity, **fields)
             ops = {op: told[op] for op in ("min", "max", "last") if op in told}
             if type_ == "log":
                 rest = "lane" if level == "thread" else "shared"
-                ops = {"stored": [name if name in ("clock", "sm") else rest for name in told["data"]]}
+                ops = {"stored": [name if name in ("clock", "sm") else rest for name in fields]}
+                ops |= {"ring": 1, "ranges": ["wait"]} if "ring" in told else {}
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
     maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0, "room": 0})

@@ -263,7 +263,7 @@ def ptx_seeds(sample: Sample) -> list[bytes]:
 
 
 def weave_ptx(data: bytes) -> None:
-    probe = sorted(path.stem for path in (ROOT / "probes").glob("*.toml"))[zlib.crc32(data) % 12]
+    probe = sorted(path.stem for path in (ROOT / "probes").glob("*.toml"))[zlib.crc32(data) % 13]
     module = records.make("ptx", id=1, module="m", arch="sm_90", kernels=[], data=data)
     first, last = wire.header("test", []), records.make("end", records=1, status=0)
     call(stage_main("ptx_probe"), "gpt-ptx-probe", "-p", probe, data=b"".join(map(wire.pack, (first, module, last))))

@@ -24,7 +24,7 @@ def test_examples_are_good(name):
 
 
 def test_there_is_an_example_of_each_form():
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4
 
 
 def test_helpers_are_listed_with_their_types():

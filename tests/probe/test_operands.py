@@ -165,6 +165,9 @@ def test_a_number_that_is_written_in_another_base():
         ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d1, %d2}, {%d3}, {%d4}, {%d5};", 128),
         ("cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2;", 16),
         ("add.rn.f32x2 %rd1, %rd2, %rd3;", 64),
+        ("mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r2;", 1),
+        ("mbarrier.test_wait.shared::cta.b64 %p1, [%r1], %rd1;", 1),
+        ("mbarrier.arrive.shared.b64 %rd1, [%r1];", 64),
     ],
 )
 def test_how_wide_a_result_is(text, bits):

@@ -106,3 +106,38 @@ def expected(types: Sequence[str], arenas: Sequence[Sequence[Room]], per_lane: b
             rows = [(room.unit + lane * per_lane, *map(int, saved.lanes[lane])) for lane in sorted(saved.lanes)]
             found.append((room.unit, saved.clock, rows))
     return [row for _, _, rows in sorted(found, key=lambda one: one[:2]) for row in rows]
+
+
+class RingLane(NamedTuple):
+    """A lane of a ring for ranges: its unit and SM, a (clock, range, number) for each record that it made, and the
+    offset and the ns per clock of the time that it reads.
+    """
+
+    unit: int
+    sm: int
+    made: Sequence[tuple[int, int, int]]
+    offset: int = 0
+    rate: float = 1
+
+
+def write_ring(ring: int, arenas: Sequence[Sequence[RingLane]]) -> bytes:
+    """Return a log in which each of these lanes keeps its last `ring` records."""
+    bodies, counts = [], []
+    for lanes in arenas:
+        body, overwritten = b"", 0
+        for lane in lanes:
+            slots, tail = [bytes(32)] * ring, bytes(32)
+            for number, (clock, edge, given) in enumerate(lane.made):
+                if number and number % ring == 0:
+                    overwritten += ring
+                    tail = struct.pack("<QQQQ", 0, clock, lane.offset + round(clock * lane.rate), 0)
+                slots[number % ring] = struct.pack("<IIQIIII", 1, 2, clock, edge, given, 0, 0)
+            first = lane.made[0][0]
+            head = 64 + 32 * ring, lane.sm, lane.unit, first, lane.offset + round(first * lane.rate)
+            body += struct.pack("<IIQQQ", *head) + b"".join(slots) + tail
+        bodies.append(body)
+        counts.append(overwritten)
+    bodies += [b""] * (ARENAS - len(bodies))
+    counts += [0] * (ARENAS - len(counts))
+    heads = [struct.pack("<QQQ104x", len(body), 0, count) for body, count in zip(bodies, counts, strict=True)]
+    return b"".join([*heads, *bodies])

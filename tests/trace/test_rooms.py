@@ -11,7 +11,7 @@ from gpt.trace.buffers import MapLayout
 from gpt.trace.rooms import Entries, pack_arenas
 from tests.tiers import examples
 from tests.trace import forge
-from tests.trace.logs import HEAD, Room, Saved, expected, write_log
+from tests.trace.logs import HEAD, RingLane, Room, Saved, expected, write_log, write_ring
 
 DMAT = {"address": "u64", "clock": "u64", "bytes": "u32", "sm": "u32"}
 WAYS = ["lane", "clock", "equal", "sm"]
@@ -196,3 +196,40 @@ def test_arenas_of_a_device_are_put_together():
         device[128 * arena : 128 * arena + 16] = np.array([claimed, dropped], "<u8").tobytes()
     found = layout_of(DMAT, WAYS, capacity=64).read(pack_arenas(bytes(device), 64, number), 32, 32)
     assert [row[:2] for row in rows_of(found)] == [(1, 2)] * 2 and found.dropped == 5
+
+
+RANGES = {"clock": "u64", "sm": "u32", "range": "u32", "number": "u32"}
+RING_WAYS = ["clock", "sm", "shared", "shared"]
+
+
+def ring_of(ring, level="warp"):
+    told = forge.probe_map("m", type_="log", level=level, capacity=1 << 20, **RANGES)
+    return MapLayout(told | {"stored": RING_WAYS, "ring": ring, "ranges": ["x"]})
+
+
+@pytest.mark.parametrize("made", [1, 4, 5, 6, 7, 9, 10, 11, 200])
+def test_a_ring_keeps_the_last_records_of_each_lane(made):
+    """Two lanes of a warp and one of another, which differ in how much they saved."""
+    of = [[(100 + 3 * n, n % 2, n) for n in range(count)] for count in (made, 3, made + 1)]
+    lanes = [RingLane(1, 5, of[0], 7, 2), RingLane(1, 5, of[1]), RingLane(2, 6, of[2], 9)]
+    found = ring_of(5).read(write_ring(5, [lanes[:2], lanes[2:]]), 1, 96)
+    wanted = [(lane.unit, clock, lane.sm, *rest) for lane in lanes for clock, *rest in lane.made[-5:]]
+    assert sorted(rows_of(found)) == sorted(wanted)
+    assert found.overwritten == sum(max(0, len(each) - 5) for each in of)
+    assert found.counts.tolist() == [sum(map(len, of))] and not found.dropped
+    pairs = [(lane.sm, each[at][0], lane.offset + lane.rate * each[at][0])
+             for lane, each in zip(lanes, of, strict=True) for at in {0, (len(each) - 1) // 5 * 5}]  # fmt: skip
+    assert sorted(zip(*(column.tolist() for column in found.pairs), strict=True)) == sorted(pairs)
+
+
+def test_rings_that_contradict_themselves_are_refused():
+    data = bytearray(write_ring(2, [[RingLane(0, 0, [(9, 0, 0), (10, 1, 0), (11, 0, 0)])]]))
+    assert ring_of(2).read(bytes(data), 1, 32).overwritten == 1
+    data[16] = 0  # nothing was overwritten, but a clock falls
+    with pytest.raises(MalformedError, match="0 overwritten records, of which 1 are still there"):
+        ring_of(2).read(bytes(data), 1, 32)
+    with pytest.raises(MalformedError, match="a ring of records that differ in size"):
+        MapLayout(forge.probe_map("m", type_="log", capacity=9, **DMAT) | {"stored": WAYS, "ring": 2})
+    for ring in (0, 65537, 1 << 63):
+        with pytest.raises(MalformedError, match=f"a ring of {ring} records"):
+            ring_of(ring)

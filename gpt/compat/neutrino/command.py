@@ -64,10 +64,9 @@ def find_tool(name: str) -> Path:
 
 
 def find_hook(name: str, probe: Path) -> Path | None:
-    """Return the program to run on results, from the folder of the probe file or else of the tools. Return None for an
-    analysis.
+    """Return the path of a program to run on results. Return None if it names an analysis.
 
-    Raises MissingError if it isn't in either folder.
+    The program is next to the probe file or among the tools. Raises MissingError if it's in neither place.
     """
     if "/" not in name and not Path(name).suffix:
         return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from gpt.analyze.lib.sm_clocks import highest_rate
 from gpt.base.errors import GptError
 from gpt.base.outputs import make_open_folder, replacing
 from gpt.compat.neutrino import events
@@ -270,8 +271,9 @@ class TraceFolder:
                     counts = {"kept": len(saved.units), "dropped": saved.dropped, "launches": 1}
                     log = self.logs.setdefault(buffer.map.name, Counter())
                     log.update(counts, full=int(saved.dropped > 0))
-                if saved.dropped and (saved.units is not None or buffer.map.capacity > 1):
-                    entry.lines.append(f"[exec] dropped {buffer.map.name}: {saved.dropped} records that did not fit")
+                lost = saved.dropped + saved.overwritten
+                if lost and (saved.units is not None or buffer.map.capacity > 1):
+                    entry.lines.append(f"[exec] dropped {buffer.map.name}: {lost} records that did not fit")
             except GptError as error:
                 entry.lines.append(f"[exec] lost {buffer.map.name}: {error.fact}")
         if found:
@@ -279,7 +281,8 @@ class TraceFolder:
             name = self._name_result(probed["start"])
             path = self.path / "result" / name
             with replacing(self._inside / "result" / name) as file:
-                written = write_result(file, probed, found, self._settings.second)
+                highest = highest_rate(self.process.cards.get(probed["device"], {}))
+                written = write_result(file, probed, found, self._settings.second, highest)
             entry.lines += events.iter_buffers(math.prod(probed["grid"]), [section for section, _ in found])
             entry.lines += [self._needed_line(probed, grown), "[exec] succeed 0", f"[exec] save {path} size {written}"]
             entry.result = path

@@ -9,8 +9,8 @@ The fields of a record come one after another, without padding, and take as many
 that a unit didn't save are zero. In a log, each unit gets as much space as the unit that saved most in this launch.
 
 Each SM has its own clock. In a log, the field `clock_sm` has the number of the SM in its upper bits. In the file, it's
-replaced by the clock since the first record of the SM, starting at 1, so that readers that know nothing about SMs draw
-aligned clocks.
+replaced by the clock since the first record of the launch, starting at 1, so that readers that know nothing about SMs
+draw aligned clocks. The log's pairs of clocks and times align the SMs; without them, each SM starts at 1.
 
 Neutrino's readers expect `blockSize // 32` warps. If a block ends with a partial warp, the records of all full warps
 come first, as these readers expect, and the records of each block's last warp come after them.
@@ -27,8 +27,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpt.analyze.lib.sm_clocks import SmClocks
 from gpt.compat.neutrino.traces.results import HEADER, SECOND, SECTION
 from gpt.trace.buffers import WARP, MapLayout, ProbedLaunch, SavedBuffer
+from gpt.trace.rooms import ClockPairs
 
 CHUNK = 16 << 20  # bytes of records to write at once
 MOST = 1 << 60  # bytes of a file
@@ -95,9 +97,15 @@ def make_section(launch: ProbedLaunch, layout: MapLayout, saved: SavedBuffer, si
 
 
 def write_result(
-    file: IO[bytes], probed: dict[str, Any], found: Sequence[tuple[ResultSection, SavedBuffer]], second: bool = False
+    file: IO[bytes],
+    probed: dict[str, Any],
+    found: Sequence[tuple[ResultSection, SavedBuffer]],
+    second: bool = False,
+    highest: float = math.inf,
 ) -> int:
-    """Write a launch in the format of either generation, and return the size of the file. Raises OSError."""
+    """Write a launch in the format of either generation, and return the size of the file. `highest` is the number of ns
+    per clock at the device's highest clock rate, if that's known. Raises OSError.
+    """
     blocks = math.prod(probed["grid"])
     at = HEADER.size + SECTION.size * len(found)
     head = [HEADER.pack(*probed["grid"], *probed["block"], probed["shared"], len(found))]
@@ -118,7 +126,7 @@ def write_result(
                 file.write(part)
         else:
             file.flush()
-            _write_sparse(file.fileno(), start, section, saved, record, blocks)
+            _write_sparse(file.fileno(), start, section, saved, record, blocks, highest)
             file.seek(start + section.size(blocks))
     file.flush()
     os.ftruncate(file.fileno(), at)  # the last units of a log may have saved nothing
@@ -143,7 +151,13 @@ def _iter_dense(section: ResultSection, saved: SavedBuffer, record: np.dtype[np.
 
 
 def _write_sparse(
-    file: int, start: int, section: ResultSection, saved: SavedBuffer, record: np.dtype[np.void], blocks: int
+    file: int,
+    start: int,
+    section: ResultSection,
+    saved: SavedBuffer,
+    record: np.dtype[np.void],
+    blocks: int,
+    highest: float,
 ) -> None:
     """Write the entries of a log, each where its unit belongs, with holes in between."""
     assert saved.units is not None
@@ -152,7 +166,7 @@ def _write_sparse(
     if not len(units):
         return
     if CLOCK in (slots.dtype.names or ()) and slots.dtype[CLOCK] == np.uint64:
-        slots[CLOCK] = align_clocks(slots[CLOCK])
+        slots[CLOCK] = align_clocks(slots[CLOCK], saved.pairs, highest)
     order = np.argsort(units, kind="stable")  # the entries of a unit stay in order
     units, slots = units[order], slots[order]
     first = np.flatnonzero(np.r_[True, units[1:] != units[:-1]])
@@ -167,20 +181,57 @@ def _write_sparse(
             data, at = data[done:], at + done
 
 
-def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return clocks since the first clock of each SM. The given clocks have the number of the SM above CLOCK_BITS bits.
+def align_clocks(
+    stamps: npt.NDArray[np.uint64], pairs: ClockPairs | None = None, highest: float = math.inf
+) -> npt.NDArray[np.uint64]:
+    """Return clocks since the first clock of all SMs, or if `pairs` can't align them, of each SM. The given clocks have
+    the number of the SM above CLOCK_BITS bits.
 
     The first one is 1, because a record of zeros would count as not saved.
     """
-    turn = np.uint64(64 - CLOCK_BITS)
     sms, which = np.unique(stamps >> np.uint64(CLOCK_BITS), return_inverse=True)
     some = np.zeros(len(sms), np.uint64)
     some[which] = stamps  # any clock of the SM will do: clocks may have wrapped around since then, but not twice
-    since = ((stamps - some[which]) << turn).view(np.int64) >> np.int64(turn)
+    since = _since(stamps, some[which])
+    if pairs is not None and len(sms):
+        place = np.searchsorted(sms, pairs.sm)
+        there = sms[np.minimum(place, len(sms) - 1)] == pairs.sm
+        place, clocks = place[there], _since(pairs.clock[there], some[place[there]])
+        if (found := _align_sms(which, since, (place, clocks, pairs.time[there]), highest)) is not None:
+            return found
     first = np.full(len(sms), np.iinfo(np.int64).max)
     np.minimum.at(first, which, since)
     aligned: npt.NDArray[np.uint64] = (since - first[which] + 1).astype(np.uint64)
     return aligned
+
+
+def _since(clocks: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return the signed distances between clocks of CLOCK_BITS bits."""
+    turn = np.uint64(64 - CLOCK_BITS)
+    found: npt.NDArray[np.int64] = ((clocks - others) << turn).view(np.int64) >> np.int64(turn)
+    return found
+
+
+def _align_sms(
+    which: npt.NDArray[np.intp], since: npt.NDArray[np.int64], pairs: tuple[Any, Any, Any], highest: float
+) -> npt.NDArray[np.uint64] | None:
+    """Return clocks since the first of all clocks, or None if the pairs can't align them. `which` has the index of each
+    clock's SM; `pairs` are such indexes, clocks and times.
+    """
+    middle = np.int64(1 << CLOCK_BITS)  # makes all clocks positive
+    clocks = (since + middle).astype(np.uint64)
+    first = np.full(which.max() + 1, np.iinfo(np.uint64).max, np.uint64)
+    last = np.zeros(len(first), np.uint64)
+    np.minimum.at(first, which, clocks)
+    np.maximum.at(last, which, clocks)
+    sm, clock, time = pairs
+    placed = ClockPairs(sm.astype(np.uint32), (clock + middle).astype(np.uint64), time)
+    aligned = SmClocks(placed, first, last, highest)
+    if aligned.rate is None:
+        return None
+    times = aligned.times(which, clocks)
+    found: npt.NDArray[np.uint64] = np.rint((times - times.min()) / aligned.rate + 1).astype(np.uint64)
+    return found
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:

@@ -125,9 +125,9 @@ class _Save(NamedTuple):
         ]
 
     def clock(self, code: Emitter) -> str:
-        """Return the register with the time."""
+        """Return the register with the time that's saved, or read it now."""
         saved = next((self.values[number] for number, field in self.fields.items() if field.stored == "clock"), None)
-        return saved or code.once("b64", "mov.u64", "%clock64")
+        return saved or code.make("b64", "mov.u64", "%clock64")
 
 
 def append(
@@ -141,12 +141,12 @@ def append(
     label: Callable[[], str],
 ) -> None:
     """Append a record if the condition holds. `constant` says which values are the same in all threads. `label` makes
-    labels.
+    labels. If the value of the clock is empty, it's read as late as possible.
     """
     bits = {
         number: _as_bits(code, value, field)
         for number, (value, field) in enumerate(zip(values, placed.layout.fields, strict=True))
-        if field.stored != "sm"
+        if field.stored != "sm" and value
     }
     save = _Save(placed, base, bits, constant, condition, room, label)
     if placed.map.level != "thread":
@@ -201,8 +201,8 @@ def _append_one(code: Emitter, save: _Save) -> None:
     one = code.once("b32", "mov.b32", 1)
     size = code.once("b32", "mov.b32", layout.size)
     head = code.once("b32", "mov.b32", layout.size // UNIT)
-    clock = save.clock(code)
     make_room(code, save.place, one, size, here, leader)
+    clock = save.clock(code)
     _write(
         code, save, size, [Stored(0, WORD, one), Stored(WORD, WORD, head), Stored(8, 8, clock), *save.shared], leader
     )

@@ -199,9 +199,12 @@ class Lowering:
         if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
         idle = self.names.zeros if placed.map.type == "total" and node.last else ()
-        values = [
+        given = ["", ""] if node.mark else []  # a RANGE reads the clock in its own way, and its room has the SM
+        if node.mark and node.mark[0] == "end":
+            given[0] = self._read_late(condition)
+        values = given + [
             "" if isinstance(value, tree.Name) and value.name in idle else self._value(value, type_)
-            for value, type_ in zip(node.values, types, strict=True)
+            for value, type_ in zip(node.values[len(given) :], types[len(given) :], strict=True)
         ]
         if not node.last:
             ends_here = any(isinstance(line.node, Save) and line.node.last for line in rest)
@@ -224,6 +227,18 @@ class Lowering:
             constant=constant,
             room=Room(*map(self._register, room_names(node.map))) if is_log else None,
         )
+
+    def _read_late(self, condition: Condition | None) -> str:
+        """Read the clock at the end of a range: when the condition is known, and the warp has left a barrier. It may
+        issue a few more instructions before the barrier stops it, so the clock is only read once the number of lanes
+        is known, as in probes/sync_wait.toml.
+        """
+        code = self.code
+        here = code.make("b32", "popc.b32", code.once("b32", "activemask.b32"))
+        there = code.both(Condition(code.make("pred", "setp.ne.u32", here, 0)), condition)
+        clock = code.make("b64", "mov.u64", 0)
+        code.put(f"mov.u64 {clock}, %clock64", there)
+        return clock
 
     def _is_constant(self, value: tree.Operand) -> bool:
         """Return whether a saved value is a constant, as BYTES often is."""

@@ -132,4 +132,6 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         head=placed.head if placed.head != 8 else None,
         room=placed.room.offset if placed.room else None,
         stored=list(placed.stored) or None,
+        ring=placed.map.ring,
+        ranges=list(placed.map.ranges) or None,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEADERS, LEVELS, OPS, Field, Map, Scale, layout, layout_slot
 from gpt.ptx.types import SIZES
+from gpt.stream.rooms import MOST_RING
 
 OPTIONS = (
     "leader",
@@ -17,6 +18,7 @@ OPTIONS = (
     "high",
     "step",
     "key",
+    "ring",
     *OPS,
 )  # the keys that make_map accepts
 MAX_BINS = 1024  # bins per histogram
@@ -58,8 +60,10 @@ def parse_sample(text: Any, what: str, where: str) -> tuple[str, int] | None:
     return unit, number
 
 
-def default_capacity(type_: Any) -> int:
+def default_capacity(type_: Any, is_ring: bool = False) -> int | str:
     """Return the capacity of a map that doesn't specify one."""
+    if is_ring:
+        return "dynamic"
     return 256 if type_ == "table" else 1
 
 
@@ -142,6 +146,7 @@ def make_map(
     low: Any = None,
     high: Any = None,
     step: Any = None,
+    ring: Any = None,
     **ops: Any,
 ) -> Map:
     """Make a map with these fields. Messages begin with `what` and `where`. Raises GptError for contradictions.
@@ -176,12 +181,18 @@ def make_map(
         raise GptError(f"{what}: a budget of {budget} bytes; the limit is {MAX_BUDGET}", where)
     if budget is not None and capacity is not None:
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
+    if ring is not None and not 0 < (parse_number(ring) or 0) <= MOST_RING:
+        raise GptError(f"{what}: ring '{ring}' is not a number of records from 1 to {MOST_RING}", where)
+    if ring is not None and (type != "array" or level == "thread" or capacity is not None):
+        raise GptError(f"{what}: a ring is an array of level warp or block, without 'cap'", where)
     if type == "total" and (capacity != 1 or any(SIZES[type_] < 4 for _, type_ in fields)):
         raise GptError(f"{what}: a total is one record of numbers of 4 or 8 bytes", where)
     scale = _parse_scale(fields, type, capacity, {"low": low, "high": high, "step": step}, what, where)
     line = int(where.rpartition(":")[2])
     counts = counts and not scale
-    made = Map(name, level, size, capacity, placed, leader, parse_number(budget), line, type, counts, scale)
+    made = Map(
+        name, level, size, capacity, placed, leader, parse_number(budget), line, type, counts, scale, parse_number(ring)
+    )
     if made.budget is not None and made.budget < 16 + made.stride:  # the count of the log, a record, and its unit
         raise GptError(f"{what}: a budget of {budget} bytes, in which no record has room", where)
     return made

@@ -35,11 +35,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.model import LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
+from gpt.probe.model import EDGES, LEVELS, MAP_TYPES, RANGE_FIELDS, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
 from gpt.probe.read.maps import OPTIONS, default_capacity, make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.read.python_body import Compiler
 from gpt.probe.read.python_expr import TYPES, number
+from gpt.probe.read.ranges import number_ranges
 from gpt.ptx.types import SPECIAL
 
 _MAP = {"level", "size", "cap", *OPTIONS}
@@ -99,18 +100,18 @@ class _File:
         if not self.probes:
             raise GptError("no probe in it", self.path)
         registers = (*self.shared.values(), *self.registers)
-        return ProbeFile(
-            self.path, tuple(self.probes), tuple(self.maps.values()), registers, self.callback, self.source
-        )
+        maps, probes = number_ranges(self.probes, [*self.maps.values()], self.path)
+        return ProbeFile(self.path, tuple(probes), tuple(maps), registers, self.callback, self.source)
 
     def check_names(self, module: ast.Module) -> None:
         """Raise an error for `x.clock()` if x wasn't imported."""
         nodes = list(ast.walk(module))
         imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
         known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+        methods = ("save", *EDGES)
         for node in nodes:
             match node:
-                case ast.Attribute(ast.Name(base), name) if name != "save" and base not in known:
+                case ast.Attribute(ast.Name(base), name) if name not in methods and base not in known:
                     raise self.fault(node, f"'{base}' is not imported")
 
     def register(self, node: ast.AnnAssign, name: str, value: ast.expr | None) -> None:
@@ -169,14 +170,17 @@ class _File:
                     pass
                 case _:
                     raise self.fault(line, f"{what}: '{_first_line(line)}' is not a field, as 'start: nl.u64'")
-        if not fields:
+        if not fields and "ring" not in options:
             raise self.fault(node, f"{what}: no fields")
+        fields = fields or list(RANGE_FIELDS)
         if node.name in self.maps or len({name for name, _ in fields}) < len(fields):
             raise GptError(f"{what}: two with the same name", where)
         if options.get("type", "array") not in MAP_TYPES:
             raise GptError(f"{what}: type is not one of {', '.join(MAP_TYPES)}", where)
         size = options.pop("size", layout(fields)[1])
-        capacity = parse_capacity(options.pop("cap", default_capacity(options.get("type"))), what, where)
+        capacity = parse_capacity(
+            options.pop("cap", default_capacity(options.get("type"), "ring" in options)), what, where
+        )
         number_of = parse_number(size)
         if number_of is None:
             raise MalformedError(f"{what}: size '{size}' is not a number", where)

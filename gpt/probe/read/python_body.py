@@ -7,8 +7,10 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from gpt.probe.model import Line, Save, Snippet
+from gpt.base.errors import MalformedError
+from gpt.probe.model import EDGES, Line, Save, Snippet
 from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
+from gpt.probe.read.ranges import is_for_ranges, make_range
 from gpt.ptx import tree
 
 MAX_TURNS = 64  # iterations of a loop, which is unrolled
@@ -44,6 +46,10 @@ class Compiler(ExpressionLines):
                     self._loop(name, arguments, inner, guard)
                 case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), "save"), values, [])):
                     self._save(name, values, guard)
+                case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), edge), [ast.Constant(str(title)), *rest], [])) if (
+                    edge in EDGES and len(rest) <= 1
+                ):
+                    self._range(name, edge, title, rest, guard)
                 case _:
                     first = ast.unparse(statement).partition("\n")[0]
                     raise self.fault(statement, f"a probe may not contain '{first}'")
@@ -128,3 +134,14 @@ class Compiler(ExpressionLines):
         )
         types = tuple(field.type for field in map_.fields)
         self._append(Save(name, operands, types, guard=guard))
+
+    def _range(self, name: str, edge: str, title: str, rest: list[ast.expr], guard: tree.Guard | None) -> None:
+        map_ = self.maps.get(name)
+        if map_ is None or not is_for_ranges(map_):
+            raise self.fault(self.node, f"'{name}' is not a map with a ring for ranges")
+        number = self._operand(self._convert(self._value(rest[0]), TYPES["u32"])) if rest else None
+        try:
+            save = make_range(edge, title, number, guard, f"'{name}'", "")
+        except MalformedError as error:
+            raise self.fault(self.node, error.fact) from None
+        self._append(replace(save, map=name, types=tuple(field.type for field in map_.fields)))

@@ -8,7 +8,7 @@ order. Python allows letters in the names of registers that PTX doesn't allow; s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import toml
@@ -65,7 +65,10 @@ def _map(map_: Map) -> dict[str, Any]:
     table: dict[str, Any] = {"type": map_.type, "level": map_.level}
     if map_.type != "table" and map_.size != layout([(field.name, field.type) for field in map_.fields])[1]:
         table["size"] = map_.size
-    table["cap"] = "dynamic" if map_.capacity is None else map_.capacity
+    if map_.ring is not None:
+        table["ring"] = map_.ring
+    else:
+        table["cap"] = "dynamic" if map_.capacity is None else map_.capacity
     if map_.leader != ("active" if map_.type == "array" else "all"):
         table["leader"] = map_.leader
     if map_.scale and map_.scale.step:
@@ -139,9 +142,22 @@ def _initial(register: Register) -> str:
 
 def _lines(snippet: Snippet, names: Mapping[str, str]) -> list[str]:
     """Return the statements of a snippet, with these names of registers."""
+
+    def renamed(text: str) -> str:
+        return _REGISTER.sub(lambda found: names.get(found[0], found[0]), text) if names else text
+
     nodes = [line.node for line in snippet.lines]
-    texts = [_save(node) if isinstance(node, Save) else str(node) for node in nodes]
-    return [_REGISTER.sub(lambda found: names.get(found[0], found[0]), text) for text in texts] if names else texts
+    return [_range(node, renamed) if isinstance(node, Save) and node.mark else
+            renamed(_save(node) if isinstance(node, Save) else str(node)) for node in nodes]  # fmt: skip
+
+
+def _range(save: Save, renamed: Callable[[str], str]) -> str:
+    """Return a RANGE, whose name may look like a register."""
+    assert save.mark
+    edge, name = save.mark
+    guard = f"{save.guard} " if save.guard else ""
+    number = "" if save.values[-1] == tree.Number("0") else f", {save.values[-1]}"
+    return f'{renamed(guard)}RANGE {edge} "{name}"{renamed(number)};'
 
 
 def _save(save: Save) -> str:

@@ -1,8 +1,8 @@
 """Parse the text of a snippet, which is PTX with helpers and SAVE, into the statements of model.py.
 
 `SAVE.u64 {%a};` adds fields of that type to the record of its probe, and `SAVE [MAP] {%a, %b};` writes a whole record.
-`SAVE ["MAP"]` can name any map. `.reg` declares registers, which all probes of the file share; `= 0` sets the initial
-value of a register.
+`SAVE ["MAP"]` can name any map. `RANGE begin NAME;` and `RANGE end NAME;` save to the map with a ring. `.reg` declares
+registers, which all probes of the file share; `= 0` sets the initial value of a register.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import TypeGuard
 
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.constants import find_fault
-from gpt.probe.model import Line, Register, Save, Snippet
+from gpt.probe.model import EDGES, Line, Register, Save, Snippet
+from gpt.probe.read.ranges import make_range
 from gpt.ptx import tree
 from gpt.ptx.quick import parse_statement
 from gpt.ptx.scan import scan_statements
 from gpt.ptx.types import SIZES, integer
 
 _NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
+_RANGE = re.compile(rf"\bRANGE[ \t]+({'|'.join(EDGES)})[ \t]+")
 MAX_TEXT = 1 << 16  # bytes per snippet
 MAX_REGISTERS = 64  # registers in a declaration that has a count
 
@@ -31,7 +33,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
     """
     if len(text) > MAX_TEXT:
         raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
-    text = _NAMED_SAVE.sub(r"\1,", text)
+    text = _RANGE.sub(r"RANGE.\1 ", _NAMED_SAVE.sub(r"\1,", text))
     lines: list[Line] = []
     registers: list[Register] = []
     module = None
@@ -42,7 +44,9 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             node, *more = _parse(module.source(statement), path, line, probe, is_text)
             if more:  # a label that's followed by a list
                 node = more[0]
-            checked = node.operands[-1:] if _is_save(node) else (node,)  # the name of a map can be anything
+            checked: tuple[object, ...] = (node,)
+            if _is_save(node):  # the name of a map or range can be anything
+                checked = node.operands[1:] if node.opcode == "RANGE" else node.operands[-1:]
             if not all(str(part).isascii() for part in checked):  # such as strings; template.py relies on ASCII
                 raise MalformedError(
                     f"probe '{probe}': '{statement.head}' has a string that is not ASCII", f"{path}:{line}"
@@ -50,7 +54,8 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
             if isinstance(node, tree.Declaration):
                 registers += _registers(node, path, line, probe)
             elif _is_save(node):
-                lines.append(Line(_save(node, path, line, probe), line))
+                make = _range if node.opcode == "RANGE" else _save
+                lines.append(Line(make(node, path, line, probe), line))
             elif isinstance(node, tree.Instruction | tree.Label):
                 lines.append(Line(node, line))
             else:
@@ -99,7 +104,7 @@ def _registers(node: tree.Declaration, path: str, line: int, probe: str) -> list
 
 
 def _is_save(node: tree.Statement) -> TypeGuard[tree.Instruction]:
-    return isinstance(node, tree.Instruction) and node.opcode == "SAVE"
+    return isinstance(node, tree.Instruction) and node.opcode in ("SAVE", "RANGE")
 
 
 def _is_first_value(value: tree.Operand, type_: str) -> bool:
@@ -125,3 +130,12 @@ def _save(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
     raise MalformedError(
         f"probe '{probe}': '{node}' is neither 'SAVE.u64 {{%a}};' nor 'SAVE [MAP] {{%a}};'", f"{path}:{line}"
     )
+
+
+def _range(node: tree.Instruction, path: str, line: int, probe: str) -> Save:
+    what, where = f"probe '{probe}'", f"{path}:{line}"
+    match node.modifiers, node.operands:
+        case (edge,), (tree.Name(name, ()) | tree.String(name), *rest) if edge[1:] in EDGES and len(rest) <= 1:
+            return make_range(edge[1:], name, rest[0] if rest else None, node.guard, what, where)
+    text = str(node).replace(".", " ", 1)
+    raise MalformedError(f"{what}: '{text}' is neither 'RANGE begin NAME;' nor 'RANGE end NAME, %n;'", where)

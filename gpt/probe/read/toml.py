@@ -14,6 +14,7 @@ from gpt.probe.model import LEVELS, Map, Probe, ProbeFile, Register, Save, Snipp
 from gpt.probe.positions import parse_positions
 from gpt.probe.read.infer import infer_types
 from gpt.probe.read.maps import OPTIONS, default_capacity, make_map, parse_capacity, parse_number, parse_sample
+from gpt.probe.read.ranges import find_ring, number_ranges, refuse_ranges
 from gpt.probe.read.snippet import parse_snippet
 from gpt.probe.read.toml_lines import lines_of
 from gpt.ptx.types import SIZES
@@ -139,6 +140,7 @@ class _TomlReader:
                     fact = f"level '{table['level']}' and datamodel '{model_}'"
                     raise GptError(f"probe '{name}': {fact}", self.where(name, "level"))
                 probe = self.probe(name, table, (name,), level or table.get("level", "thread"))
+                refuse_ranges(probe, self.path)
                 if level:
                     probe, map_ = self.own_map(probe, table, size, capacity)
                     maps.append(map_)
@@ -177,7 +179,7 @@ class _TomlReader:
                 fields.append((_field_name(value, [name for name, _ in fields]), type_))
             return replace(save, first=first, last=len(fields) == total)
 
-        probe = _with_saves(probe, place)
+        probe = probe.with_saves(place)
         where = self.where(probe.name, "datamodel")
         if not fields:
             raise GptError(f"probe '{probe.name}': a datamodel and no SAVE", where)
@@ -204,7 +206,7 @@ class _TomlReader:
             probe = self.probe(name, table, ("probe", name), table.get("level", "thread"))
             self.counted(name, table.get("register"))
             probes.append(self.typed(probe, maps))
-        return list(maps.values()), probes
+        return number_ranges(probes, list(maps.values()), self.path)
 
     def typed(self, probe: Probe, maps: dict[str, Map]) -> Probe:
         """Set the types of a probe's SAVEs to the types of the fields in their map. SAVEs that don't name a map fill
@@ -216,6 +218,8 @@ class _TomlReader:
 
         def place(save: Save, line: int) -> Save:
             nonlocal count
+            if save.mark:
+                save = replace(save, map=find_ring(maps.values(), f"probe '{probe.name}'", f"{self.path}:{line}"))
             if not save.types:
                 types = [field.type for field in maps[save.map].fields] if save.map in maps else []
                 return replace(save, types=tuple(types[: len(save.values)]))
@@ -228,7 +232,7 @@ class _TomlReader:
                 raise GptError(f"probe '{probe.name}': {fact} of map '{own.name}'", f"{self.path}:{line}")
             return replace(save, first=first, last=count == len(fields))
 
-        typed = _with_saves(probe, place)
+        typed = probe.with_saves(place)
         if 0 < count < len(fields):
             fact = f"saves {count} values, map '{probe.name}' has {len(fields)} fields"
             raise GptError(f"probe '{probe.name}': {fact}", f"{self.path}:{probe.line}")
@@ -243,14 +247,16 @@ class _TomlReader:
             known = ", ".join(model.MAP_TYPES)
             raise GptError(f"{what}: type '{table['type']}' is not one of {known}", self.where("map", name, "type"))
         given = [key for key in ("data", "regs", "fields") if key in table]
-        if len(given) != 1:
+        if len(given) != 1 and (given or "ring" not in table):
             raise MalformedError(f"{what}: needs its fields, once, as 'data' or 'regs'", where)
-        fields = self.fields(what, table[given[0]], self.where("map", name, given[0]))
+        fields = list(model.RANGE_FIELDS)
+        if given:
+            fields = self.fields(what, table[given[0]], self.where("map", name, given[0]))
         size = parse_number(table["size"]) if "size" in table else model.layout(fields)[1]
         if size is None:
             raise MalformedError(f"{what}: size '{table['size']}' is not a number", self.where("map", name, "size"))
         capacity = parse_capacity(
-            table.get("cap", default_capacity(table.get("type"))), what, self.where("map", name, "cap")
+            table.get("cap", default_capacity(table.get("type"), "ring" in table)), what, self.where("map", name, "cap")
         )
         options = {key: table[key] for key in OPTIONS if key in table}
         level = table.get("level", "thread")
@@ -347,20 +353,6 @@ class _TomlReader:
 
 def _holds_tables(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(inner, dict) for inner in value.values())
-
-
-def _with_saves(probe: Probe, change: Callable[[Save, int], Save]) -> Probe:
-    """Return the probe with each SAVE replaced by `change(save, line)`."""
-
-    def changed(snippet: Snippet | None) -> Snippet | None:
-        return snippet and Snippet(
-            tuple(
-                replace(line, node=change(line.node, line.line)) if isinstance(line.node, Save) else line
-                for line in snippet.lines
-            )
-        )
-
-    return replace(probe, before=changed(probe.before), after=changed(probe.after))
 
 
 def _field_name(value: Any, taken: list[str]) -> str:

@@ -55,8 +55,8 @@ static bool has_zeroed_code(uintptr_t cubin) {
     return false;
 }
 
-// Return whether an image lost elements: one of them is dead, or all are gone. With `code`, also whether code
-// was zeroed.
+// Return whether elements were cut from an image: it has a dead element, or none at all. With `code`, an
+// image with zeroed code counts as well.
 static bool has_gaps(const char *start, bool code) {
     struct fatbin_region region;
     struct fatbin_element element;
@@ -205,7 +205,7 @@ static bool report(const struct frame *frame, const struct cut_image *place, con
     return true;
 }
 
-// Record a use: the look-up failed, but the program wants the kernel.
+// Record a kernel as used although its look-up failed: the program needs it.
 static void use(uint64_t module, const char *kernel) {
     struct object_view view;
     hook_object_look(module, &view);

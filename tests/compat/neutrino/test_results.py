@@ -10,6 +10,7 @@ import pytest
 from gpt.compat.neutrino.reader import BEGIN, END, ReadMap, make_reader
 from gpt.compat.neutrino.results import align_clocks, fields_of, make_section, write_result
 from gpt.trace.buffers import MapLayout, Probes
+from gpt.trace.rooms import ClockPairs
 from tests.trace import forge
 
 FIELDS = {"begin": "u64", "elapsed": "u32", "sm": "u32"}
@@ -185,3 +186,15 @@ def test_clocks_count_from_the_first_record_of_their_sm():
     sms = np.array([1, 1, 1, 1023, 1023], np.uint64)
     assert align_clocks(sms << np.uint64(54) | clocks).tolist() == [9, 1, 6, 11, 1]
     assert align_clocks(np.zeros(0, np.uint64)).tolist() == []
+
+
+def test_pairs_align_the_clocks_of_sms():
+    """A clock takes 0.5 ns. The first record of SM 9 is 100 ns later than SM 1's, and its clock wraps around."""
+    wrap = (1 << 54) - 100
+    sms, clocks = np.array([1, 9, 1, 9], np.uint64), np.array([100, wrap, 300, 100], np.uint64)
+    pairs = ClockPairs(np.array([1, 1, 9, 9, 4], np.uint32),
+                       np.array([100, 2100, wrap, wrap + 2000, 7], np.uint64),
+                       np.array([1000, 2000, 1100, 2100, 5], np.uint64))  # fmt: skip
+    assert align_clocks(sms << np.uint64(54) | clocks, pairs).tolist() == [1, 201, 201, 401]
+    alone = ClockPairs(*(column[:2] for column in pairs))  # nothing about SM 9
+    assert align_clocks(sms << np.uint64(54) | clocks, alone).tolist() == [1, 1, 201, 201]

@@ -18,7 +18,7 @@ from gpt.probe.sass.snippets import Compiler
 from gpt.probe.sass.weave import weave
 from gpt.sass.tables import table_of
 from gpt.stream.rooms import HEAD, SECTOR
-from gpt.trace.buffers import MapLayout
+from gpt.trace.buffers import MapLayout, SavedBuffer
 from gpt.trace.rooms import pack_arenas
 from tests import cuda
 from tests.sass.interp.cases import KERNELS, Case, Words, inputs
@@ -124,13 +124,17 @@ def run(
     return Result(left, [memory.read(*one) for one in buffers], launch.early)
 
 
+def saved(case: Case, placed: PlacedMap, data: bytes) -> SavedBuffer:
+    """Return the contents of a log."""
+    return MapLayout(make_map(0, placed)).read(pack_arenas(data, placed.capacity), case.grid, case.block)
+
+
 def entries(case: Case, placed: PlacedMap, data: bytes) -> list[dict[str, int]]:
     """Return the entries of a log, one warp after the other."""
-    packed = pack_arenas(data, placed.capacity)
-    saved = MapLayout(make_map(0, placed)).read(packed, case.grid, case.block)
-    names = saved.slots.dtype.names or ()
-    assert saved.units is not None and not saved.dropped
-    rows = zip(saved.units, saved.slots, strict=True)
+    found = saved(case, placed, data)
+    names = found.slots.dtype.names or ()
+    assert found.units is not None and not found.dropped
+    rows = zip(found.units, found.slots, strict=True)
     return [{"unit": int(unit), **{name: row[name].item() for name in names}} for unit, row in rows]
 
 

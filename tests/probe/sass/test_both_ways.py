@@ -279,3 +279,43 @@ def test_entries_of_a_log_hold_the_same(tmp_path, name):
             assert tuple(row.values())[1:7] == values and row["lane"] == lane and row["time"] > 0
         counts.append(Counter(row["unit"] for row in rows))
     assert counts[0] == counts[1] and counts[0]
+
+
+RINGS = """
+[map.m]
+level = "warp"
+ring = 3
+
+[probe.wait]
+position = "bar.sync"
+level = "warp"
+before = '''.reg .u32 %n = 0;
+RANGE begin wait, %n;'''
+after = '''RANGE end wait, %n;
+add.u32 %n, %n, 1;'''
+"""
+
+
+@pytest.mark.parametrize("name", ["reduction-2x256-5"])
+def test_rings_hold_the_same(tmp_path, name):
+    """Each warp passes 4 barriers, so it makes 8 records and keeps 3 of them."""
+    case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
+    probe.write_text(RINGS)
+    try:
+        made = running.woven(case, str(probe))
+        other, data = from_ptx(tmp_path, case, str(probe))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert made.maps[0].stored == other.stored == ("clock", "sm", "shared", "shared")
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all() and not probed.early
+    warps = case.grid * case.block // 32
+    for placed, buffer in ((other, data), (made.maps[0], probed.buffers[0])):
+        saved = running.saved(case, placed, buffer)
+        rows = zip(saved.units.tolist(), saved.slots["range"].tolist(), saved.slots["number"].tolist(), strict=True)
+        last = [(warp, edge, number) for warp in range(warps) for edge, number in ((1, 2), (0, 3), (1, 3))]
+        assert [*rows] == last
+        assert saved.overwritten == 5 * warps and saved.counts[0] == 8 * warps
+        same = saved.units[1:] == saved.units[:-1]
+        assert (saved.slots["clock"][1:] > saved.slots["clock"][:-1])[same].all()
+        assert len(saved.pairs.sm) == 2 * warps and (saved.pairs.time > 0).all()
