@@ -23,7 +23,7 @@ from gpt.sass.words import bits
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value it holds
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
-_KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # these make copies: STL, MOV, P2R, and IADD3 with a uniform register
+KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # these make copies: STL, MOV, P2R, and IADD3 with a uniform register
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
@@ -38,7 +38,7 @@ def is_slot(one: Instruction, stack: int) -> bool:
 
 def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
     """Return the copies after a snippet's instruction; `own` are the registers with the kernel's values before it."""
-    if not copies and one.opcode not in _KEEPERS:
+    if not copies and one.opcode not in KEEPERS:
         return copies
     written = one.masks.writes
     kept = {copy for copy in copies if not (copy[0] == "R" and written >> copy[1] & 1)}

@@ -24,13 +24,15 @@ that the kernel doesn't name, and all lanes must have met at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_saves import find_restored, is_saving, is_slot, keep_copies
-from gpt.sass.check_time import iter_hazards, iter_pending, pass_time, union
-from gpt.sass.check_words import FORBIDDEN, is_collective, rename
-from gpt.sass.flow import NOTHING, issue, wait_for
+from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_time import iter_hazards, pass_time, union
+from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
+from gpt.sass.check_words import rename
+from gpt.sass.flow import NOTHING, InFlight, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
@@ -54,6 +56,9 @@ class TrampolineCheck:
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
         self._facts: dict[int, tuple[int, int]] = {}
+        self._known = self.code.table.memo(FACTS)
+        self._beyond, self._shared = ~around.usable, around.shared
+        self._busy: tuple[InFlight, int, int] = NOTHING, 0, 0
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
@@ -70,21 +75,21 @@ class TrampolineCheck:
         defined = 0 if first == 0 else self.persistent
         has_stack = first != 0 and kernel.has_usual_entry
         own = self.around.needed(first) | (STACK_POINTER if has_stack else 0)
-        start = State(
-            own, defined, frozenset(), flight, NOTHING, frozenset(iter_pending(self.around, first)), (), KERNEL
-        )
-        states: dict[int, State] = {}
-        left: list[tuple[int, State]] = [(self.trampoline.start, start)]
+        pending = frozenset((written, cycles, KERNEL) for written, cycles in kernel.find_late(first))
+        start = State(own, defined, frozenset(), flight, NOTHING, pending, (), KERNEL)
+        states: dict[int, State] = {self.trampoline.start: start}
+        left = [self.trampoline.start]  # a heap: a word is usually visited once, after all that lead to it
         while left and len(self.faults) < 50:
-            index, arriving = left.pop()
-            known = states.get(index)
-            joined = join(known, arriving)
-            if joined is None:
-                self.faults.append((index, "lanes", "paths meet here with different BSSYs open"))
-                continue
-            if joined != known:
-                states[index] = joined
-                left += self._step(index, joined)
+            at = heappop(left)
+            for index, arriving in self._step(at, states[at]):
+                known = states.get(index)
+                joined = join(known, arriving)
+                if joined is None:
+                    self.faults.append((index, "lanes", "paths meet here with different BSSYs open"))
+                elif joined != known:
+                    states[index] = joined
+                    if index not in left:
+                        heappush(left, index)
         self._compare_sets()
         return list(dict.fromkeys(self.faults))
 
@@ -108,14 +113,14 @@ class TrampolineCheck:
         if mask:
             self.faults.append((index, rule, f"{name_registers(mask)} {text}"))
 
-    def _step(self, index: int, state: State) -> Iterator[tuple[int, State]]:
+    def _step(self, index: int, state: State) -> Iterable[tuple[int, State]]:
         number = self.parts.get(index)
         if number is None:  # the branch back
             if index != self.trampoline.end - 1:
                 self.faults.append((index, "reach", "it runs out of the trampoline"))
-                return
+                return ()
             self._end(index, state._replace(ours=wait_for(state.ours, self.code.controls.waits[index])), self.back)
-            return
+            return ()
         part = self.trampoline.parts[number]
         wait = self.code.controls.waits[index]
         if state.part != number:
@@ -129,10 +134,11 @@ class TrampolineCheck:
             state = state._replace(ours=NOTHING, part=number, meetings=())
         if wait and state.kernel != NOTHING:
             state = state._replace(kernel=wait_for(state.kernel, wait))
-        if isinstance(part, Moved):
-            yield from self._move(index, part, state)
-        else:
-            yield from self._insert(index, part, number, state)
+        return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
+
+    def _word(self, index: int) -> WordFacts:
+        found: WordFacts | None = self._known.get(self.code.words[index])
+        return found or find_facts(self.code[index], self.code.table)
 
     def _enter(self, index: int, part: Inserted, state: State) -> None:
         """Check the values that a snippet gets."""
@@ -142,7 +148,8 @@ class TrampolineCheck:
         given = rename(inputs, part)
         kept = given & state.own & ~state.defined
         words = range(part.start, part.start + part.length)
-        self.reads |= 0 if all(is_saving(self.code[k]) for k in words) else kept
+        if kept and not all(self._word(k).is_saving for k in words):
+            self.reads |= kept
         self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
         guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
         self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
@@ -154,40 +161,54 @@ class TrampolineCheck:
         if given.bit_count() != inputs.bit_count():
             self.faults.append((index, "undefined", "an input without a name"))
 
-    def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterator[tuple[int, State]]:
-        one = self.code[index]
-        read, written, *_ = one.masks
-        named = read | written
-        around, flight = self.around, state.kernel
-        if one.name in FORBIDDEN and not is_collective(one.word):
-            self.faults.append((index, "forbidden", f"{one.name} in a snippet"))
-            return
+    def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
+        word = self._word(index)
+        _, read, written, named, *_ = word
+        around = self.around
+        if word.is_forbidden:
+            self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
+            return ()
+        own, defined, copies, flight, ours, pending, meetings, _ = state
         usable_at_site, next_live = self._facts_of(number)
-        self._fault(index, "count", named & ~around.usable, "is beyond the register count")
-        self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        kept = sum(1 << number for number in {copy[2] for copy in state.copies}) & around.original.steady
-        self._fault(
-            index, "shared", written & around.shared & ~kept, "is named by the kernel, and other lanes may need it"
-        )
-        if flight != NOTHING:
-            late = read & (union(flight.writes) | flight.late & ~usable_at_site)
-            late |= written & (flight.after_waiting(0) | flight.unawaited)
-            self._fault(index, "in flight", late, "is still being read or written")
-        for mask, _, other in state.pending:
-            if other != number:
+        if named & self._beyond or written & STACK_POINTER:
+            self._fault(index, "count", named & self._beyond, "is beyond the register count")
+            self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
+        if shared := written & self._shared:
+            kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
+            self._fault(index, "shared", shared & ~kept, "is named by the kernel, and other lanes may need it")
+        if flight is not NOTHING:
+            arriving, busy = self._find_busy(flight)
+            if late := read & (arriving | flight.late & ~usable_at_site) | written & busy:
+                self._fault(index, "in flight", late, "is still being read or written")
+        for mask, _, other in pending:
+            if other != number and mask & named:
                 self._fault(index, "stall", mask & named, "isn't there yet")
-        self.saved |= written & state.own & next_live
-        # Where lanes are split, the others may have overwritten a uniform register already
-        own = state.own & ~SHARED if state.meetings else state.own
-        copies = keep_copies(one, state.copies, own)
-        own = state.own & ~written | (find_restored(one, state.copies) if state.copies else 0)
-        if not is_slot(one, around.declaration.stack):
+        self.saved |= written & own & next_live
+        if copies or word.keeps:
+            # Where lanes are split, the others may have overwritten a uniform register already
+            kept_copies = keep_copies(self.code[index], copies, own & ~SHARED if meetings else own)
+            own = own & ~written | find_restored(self.code[index], copies)
+            copies = kept_copies
+        else:
+            own &= ~written
+        if word.is_local and not is_slot(self.code[index], around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
-        for rule, mask, text in iter_hazards(self.code, index, state):
-            self._fault(index, rule, mask, text)
-        ours, pending = issue(state.ours, self.code, index), pass_time(self.code, index, state, number)
-        state = State(own, state.defined | written, copies, flight, ours, pending, state.meetings, state.part)
-        yield from self._follow(index, part, state)
+        if pending or ours is not NOTHING:
+            for rule, mask, text in iter_hazards(word, ours, pending, number):
+                self._fault(index, rule, mask, text)
+        if word.changes_flight:
+            ours = issue(ours, self.code, index)
+        pending = pass_time(pending, number, written, word.stall, word.fresh)
+        state = State(own, defined | written, copies, flight, ours, pending, meetings, number)
+        if word.flows or meetings:
+            return self._follow(index, part, state)
+        return ((index + 1, state),)
+
+    def _find_busy(self, flight: InFlight) -> tuple[int, int]:
+        """Return the registers that instructions with a barrier may still write, and all that are in flight."""
+        if self._busy[0] is not flight:
+            self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited
+        return self._busy[1:]
 
     def _facts_of(self, number: int) -> tuple[int, int]:
         """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
@@ -245,6 +266,7 @@ class TrampolineCheck:
         for mask, left, other in state.pending:
             if other != KERNEL and isinstance(self.trampoline.parts[other], Inserted):
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
+        one, stall = self.code[index], self.code.controls.stalls[index]
         copies = frozenset(
             copy for copy in state.copies
             if not (written | SHARED) >> copy[2] & 1
@@ -255,9 +277,8 @@ class TrampolineCheck:
             defined=state.defined & ~(written | (SHARED if source.name in _WAITS else 0)),
             copies=copies,
             kernel=issue(state.kernel, self.code, index),
-            pending=pass_time(self.code, index, state, state.part),
+            pending=pass_time(state.pending, state.part, one.masks.writes, stall, find_fresh(one, stall)),
         )
-        one = self.code[index]
         if one.name == "EXIT":
             if is_conditional(one):
                 yield index + 1, state

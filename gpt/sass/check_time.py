@@ -8,48 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpt.sass.check_known import GENERAL, KERNEL, State, Surroundings
-from gpt.sass.code import Code
-from gpt.sass.flow import NOTHING, QUEUE, wait_for
-from gpt.sass.masks import STARTS
-from gpt.sass.stalls import LATE_GUARD, iter_late, iter_safe
+from gpt.sass.check_known import GENERAL
+from gpt.sass.check_word import Fresh, WordFacts
+from gpt.sass.flow import NOTHING, QUEUE, InFlight, wait_for
+from gpt.sass.stalls import LATE_GUARD
 
 Pending = tuple[int, int, int]  # registers, cycles left, part
+Hazard = tuple[str, int, str]  # rule, registers, fault
 
 
-def iter_pending(around: Surroundings, first: int) -> Iterator[Pending]:
-    """Yield the results that are still pending where a trampoline begins, in place of instruction `first`."""
-    original = around.original
-    for written, cycles in iter_late(original.code, original.graph, first):
-        yield written, cycles, KERNEL
-
-
-def pass_time(code: Code, index: int, state: State, number: int) -> frozenset[Pending]:
-    """Return what's pending after an instruction of a part."""
-    stall = code.controls.stalls[index]
-    written = code.masks[index].writes
-    found = [
-        (mask & ~written, left - stall, part) for mask, left, part in state.pending if left > stall and mask & ~written
-    ]
-    found += [
-        (mask, cycles - stall, number) for mask, cycles in iter_safe(code[index].entry, written) if cycles > stall
-    ]
+def pass_time(
+    pending: frozenset[Pending], part: int, writes: int, stall: int, fresh: tuple[Fresh, ...]
+) -> frozenset[Pending]:
+    """Return what's pending after an instruction of a part. `fresh` are its own results (check_word.py)."""
+    if not pending and not fresh:
+        return pending
+    kept = ~writes
+    found = [(mask & kept, left - stall, other) for mask, left, other in pending if left > stall and mask & kept]
+    found += [(mask, left, part) for mask, left in fresh]
     return frozenset(found)
 
 
-def iter_hazards(code: Code, index: int, state: State) -> Iterator[tuple[str, int, str]]:
+def iter_hazards(word: WordFacts, ours: InFlight, pending: frozenset[Pending], part: int) -> Iterator[Hazard]:
     """Yield rules, registers and faults where a snippet, which a weaver may have written, doesn't wait for itself."""
-    read, written, *_ = code.masks[index]
-    if state.ours != NOTHING:
-        rest = wait_for(state.ours, code.controls.waits[index])
+    if ours != NOTHING:
+        rest = wait_for(ours, word.wait)
         arriving = rest.arriving
-        being_read = 0 if code[index].name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
-        yield "scoreboard", (read | written) & arriving, "is used by a snippet before it arrives"
-        yield "scoreboard", written & being_read & ~arriving, "is still being read by the snippet"
-    guard = read & 1 << STARTS.P + (code.words[index] >> 12 & 7)
-    for mask, left, part in state.pending:
-        if part == state.part and left > LATE_GUARD:
-            yield "stall", mask & guard, "is the guard, and isn't there yet"
+        being_read = 0 if word.name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
+        yield "scoreboard", word.named & arriving, "is used by a snippet before it arrives"
+        yield "scoreboard", word.writes & being_read & ~arriving, "is still being read by the snippet"
+    for mask, left, other in pending:
+        if other == part and left > LATE_GUARD and mask & word.guard:
+            yield "stall", mask & word.guard, "is the guard, and isn't there yet"
 
 
 def union(masks: tuple[int, ...]) -> int:

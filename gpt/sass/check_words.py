@@ -16,6 +16,7 @@ before, and an LDC its result, so that they can be awaited.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gpt.formats.kernel_edit import NOP as PADDING
 from gpt.sass.masks import STARTS, Registers
@@ -71,8 +72,11 @@ def is_collective(word: int) -> bool:
 
 def compare_control(new: int, old: int) -> str:
     """Return how a word waits for less than before, or sets other barriers; an empty string if it does neither."""
-    if not (new ^ old) & CONTROL and not new >> 109 & 1:
-        return ""
+    return _compare_control(new & CONTROL, old & CONTROL)
+
+
+@lru_cache(1 << 14)
+def _compare_control(new: int, old: int) -> str:
     stall, hint, write, read, wait, reuse = control_of(new)
     was = control_of(old)
     if stall < was.stall:
@@ -119,11 +123,27 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
 
 
 def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
-    """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel."""
-    yield from ((0, text) for text in _check_names(part, table))
-    for index, (now, old) in enumerate(zip(new, part.snippet.words, strict=True)):
+    """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel.
+
+    Words that were right are remembered without their control parts: many places have the same snippet with the same
+    names. Where a snippet is doesn't matter, because jumps are relative.
+    """
+    words = part.snippet.words
+    known = table.memo("compare_inserted")
+    key = (words, part.guard, *((file, *names.items()) for file, names in part.names.items()))
+    right: tuple[int, ...] | None = known.get(key)
+    if right is not None and not any((now ^ was) & ~CONTROL for now, was in zip(new, right, strict=True)):
+        for index, (now, old) in enumerate(zip(new, words, strict=True)):
+            if text := _compare_control(now & CONTROL, old & CONTROL):
+                yield index, text
+        return
+    faults = [(0, text) for text in _check_names(part, table)]
+    for index, (now, old) in enumerate(zip(new, words, strict=True)):
         if text := _compare(now, old, index, part, table):
-            yield index, text
+            faults.append((index, text))
+    yield from faults
+    if not faults:
+        known[key] = tuple(new)
 
 
 def _check_names(part: Inserted, table: Table) -> Iterator[str]:

@@ -205,4 +205,6 @@ class Code:
     @cached_property
     def targets(self) -> frozenset[int]:
         """Every offset in bytes that some instruction has as its target."""
-        return frozenset(found for index in self.jumps if (found := self[index].target) is not None)
+        forms = {number: decoder.entry.target for number, decoder in self.used.items() if decoder.entry.target}
+        words, opcodes = self.words, self.opcodes
+        return frozenset(target_of(words[index], forms[opcodes[index]], SIZE * index) for index in self.jumps)

@@ -238,15 +238,15 @@ def _unpack_flight(packed: int) -> InFlight:
 def _events(code: Code) -> list[bool]:
     """Return, for each instruction, whether it can change what's in flight."""
     controls = code.controls
-    late = {number: _is_late(decoder.entry) for number, decoder in code.used.items()}
+    late = {number: is_late(decoder.entry) for number, decoder in code.used.items()}
     return [
         bool(wait or write != NO_BARRIER or read != NO_BARRIER or late[opcode])
         for write, read, wait, opcode in zip(*controls[1:], code.opcodes, strict=True)
     ]
 
 
-def _is_late(entry: Opcode) -> bool:
-    """Return whether an instruction without a barrier may read and write long after it issued."""
+def is_late(entry: Opcode) -> bool:
+    """Return whether an instruction without a barrier may read or write long after it issued."""
     return entry.variable or entry.name in _LATE
 
 
@@ -271,7 +271,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, but ptxas overwrites it without waiting
         writing = 0
     if write >= BARRIERS and read >= BARRIERS:
-        if not _is_late(entry):
+        if not is_late(entry):
             return state
         if entry.name in QUEUE:
             return state._replace(queued=state.queued | reading, late=state.late | writing)
@@ -279,7 +279,7 @@ def issue(state: InFlight, code: Code, index: int) -> InFlight:
     writes, reads, queued, loose, late = state
     if write < BARRIERS:
         writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
-    elif _is_late(entry):
+    elif is_late(entry):
         late |= writing
     awaited = read if read < BARRIERS else write
     if entry.name in QUEUE:

@@ -25,6 +25,7 @@ from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.masks import STARTS
+from gpt.sass.stalls import iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits
 
@@ -55,6 +56,7 @@ class Kernel:
     base: Kernel | None = field(default=None, repr=False)  # this kernel with its original control parts
     changed: Mapping[int, int] = field(default_factory=dict, repr=False)  # the words that differ from the base's
     _variants: dict[frozenset[tuple[int, int]], Kernel] = field(default_factory=dict, repr=False, compare=False)
+    _late: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def with_controls(self, changed: Mapping[int, int]) -> Kernel:
         """Return the same kernel with other control parts for some words. The same changes return the same object,
@@ -66,7 +68,7 @@ class Kernel:
         found = base._variants.get(key)
         if found is None:
             code = base.code.with_controls(changed)
-            found = base._variants[key] = replace(base, code=code, base=base, changed=changed, _variants={})
+            found = base._variants[key] = replace(base, code=code, base=base, changed=changed, _variants={}, _late={})
         return found
 
     @property
@@ -88,6 +90,13 @@ class Kernel:
     def flight(self) -> Flights:
         """The state of the scoreboards before each instruction; None if it's unreachable. Raises UnboundedError."""
         return in_flight_before(self.code, self.graph)
+
+    def find_late(self, index: int) -> tuple[tuple[int, int], ...]:
+        """Return the results that may be missing after a branch that replaces an instruction (stalls.py)."""
+        found = self._late.get(index)
+        if found is None:
+            found = self._late[index] = tuple(iter_late(self.code, self.graph, index))
+        return found
 
     @cached_property
     def named(self) -> int:

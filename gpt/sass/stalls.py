@@ -61,6 +61,7 @@ def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]
     the number of cycles until they arrive.
     """
     seen: dict[int, int] = {}
+    stalls = code.controls.stalls
     left = [(first, BRANCH_CYCLES)]
     while left:
         index, elapsed = left.pop()
@@ -72,8 +73,8 @@ def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]
             graph.blocks[other].end - 1 for other in graph.predecessors[block]
         ]  # fmt: skip
         for other in before:
-            passed = elapsed + code.controls.stalls[other]
-            for written, cycles in iter_safe(code[other].entry, code.masks[other].writes):
+            passed = elapsed + stalls[other]
+            for written, cycles in iter_safe(code.used[code.opcodes[other]].entry, code.masks[other].writes):
                 if cycles > passed:
                     yield written, cycles - passed
             left.append((other, passed))

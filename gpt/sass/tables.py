@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpt.base.errors import MalformedError
 from gpt.sass.arch import SassArch, arch_of
@@ -84,6 +84,14 @@ class Table:
     opcodes: dict[int, Opcode]
     _decoders: dict[int, Decoder] = field(default_factory=dict, repr=False)
     _fields: dict[int, tuple[Field, ...]] = field(default_factory=dict, repr=False)
+    _memos: dict[str, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def memo(self, name: str) -> dict[Any, Any]:
+        """Return a dictionary in which a function keeps results that depend only on its key and this table."""
+        found = self._memos.setdefault(name, {})
+        if len(found) >= KEPT:
+            found.clear()
+        return found
 
     def opcode(self, word: int) -> Opcode:
         """Return the table's entry for a word. Raises UnknownOpcodeError."""

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.bench import memory, probed, timeline, weave, wheels
+from tests.bench import memory, probed, sass, timeline, weave, wheels
 from tests.bench.run import READ, WHEELS, reading_table, zstd_table
 from tests.tally.report import markdown
 
@@ -54,3 +54,12 @@ def test_page_has_the_figures_of_probed_launches():
     figures = json.loads((ROOT / "docs/figures/bench/probed.json").read_text())["ns"]
     assert {len(rounds) for rounds in figures.values()} == {8}
     assert "\n".join(probed.table(figures)) in (ROOT / "docs/measured.md").read_text()
+
+
+def test_page_has_the_figures_of_machine_code():
+    result = json.loads((ROOT / "docs/figures/bench/sass.json").read_text())
+    assert len(result["differing"]) == 1, "the page names it"
+    for one in result["runs"]:
+        for figures in one.values():
+            assert {len(rows) for rows in figures["cut, weave, ms"].values()} == {result["kernels"]}
+    assert "\n".join(sass.table(result)) in (ROOT / "docs/measured.md").read_text()

@@ -1,5 +1,6 @@
 """The kernel around a trampoline: the checker once accepted each of these cases, although it's wrong."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from gpt.sass.check_words import NOP
 from gpt.sass.flow import NOTHING
 from gpt.sass.kernels import Relocation, read_facts, read_kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS, Registers
-from gpt.sass.words import SIZE, Guard, control_of, with_bits, with_control, with_guard
+from gpt.sass.words import SIZE, Guard, bits, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
 from tests import cuda
 from tests.sass.checking import TABLE, instruction, rules, site, stored, with_words
@@ -321,3 +322,37 @@ def test_a_snippet_is_given_the_stack_pointer(image, snippets):
     for declared in (trampoline.reads, Registers()):
         made = replace(woven.declaration, trampolines=(replace(trampoline, reads=declared),))
         assert rules(woven, declaration=made) == {"declared"}
+
+
+def test_words_where_paths_meet_are_visited_once(image, snippets, monkeypatch):
+    visits = Counter()
+    step = TrampolineCheck._step
+
+    def count(self, index, state):
+        visits[index] += 1
+        return step(self, index, state)
+
+    monkeypatch.setattr(TrampolineCheck, "_step", count)
+    kernel, source = site(image, "saxpy", "LDG")
+    operand = bits(kernel.code.words[source], 24, 8)
+    woven = weave(image, "saxpy", [Place(source, (Use("slot", operand),))], snippets)
+    assert not rules(woven)
+    (trampoline,) = woven.declaration.trampolines
+    assert visits == dict.fromkeys(range(trampoline.start, trampoline.end), 1)
+    code = woven.new.kernel.code
+    jumps = [index for index in range(trampoline.start, trampoline.end - 1) if code[index].name == "BRA"]
+    assert jumps, "the snippet has two paths"
+
+
+def test_a_snippet_that_was_right_elsewhere_is_compared_again(leader):
+    """The checker remembers words that were right with these names."""
+    trampoline, number = inserted(leader)
+    part = trampoline.parts[number]
+    assert not rules(leader)
+    for index in range(part.start, part.start + part.length):
+        words = list(leader.new.kernel.code.words)
+        words[index] ^= 1 << 91  # no control bit
+        assert rules(leader, with_words(leader.new, words)), index
+        words[index] ^= 1 << 91 | 1 << 110  # another write barrier
+        assert rules(leader, with_words(leader.new, words)), index
+    assert not rules(leader)

@@ -5,6 +5,7 @@ flight at its end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpt.sass.check_words import NOP, make_branch
 from gpt.sass.code import Instruction
@@ -54,52 +55,34 @@ class Draft:
 
     def glue(self, words: list[int], flight: InFlight) -> None:
         """Add a part that consists of our own words, which don't depend on each other."""
-        reads = writes = 0
-        for word in words:
-            masks = self.table.decoder(word).masks(word)
-            reads, writes = reads | masks.reads, writes | masks.writes
-        mine = unpack(reads | writes)
-        names = {
-            file: {number: number for number in range(mask.bit_length()) if mask >> number & 1}
-            for file, mask in zip(Registers._fields, mine, strict=True)
-        }
-        self.insert(Snippet(tuple(words), unpack(reads)), names, flight, None)
+        known = self.table.memo("glue")
+        key = tuple(words)
+        found: tuple[Snippet, dict[str, dict[int, int]]] | None = known.get(key)
+        if found is None:
+            found = known[key] = _as_snippet(key, self.table)
+        self.insert(*found, flight, None)
 
     def insert(self, snippet: Snippet, names: dict[str, dict[int, int]], flight: InFlight, guard: Guard | None) -> None:
         """Add a snippet as a part."""
-        words = []
-        renamed = [_renamed(word, names, self.table) for word in snippet.words]
-        masks = [self.table.decoder(word).masks(word) for word in renamed]
-        self._settle([m.reads | m.writes for m in masks], [control_of(word).stall for word in renamed])
+        known = self.table.memo("rename")
+        key = (snippet.words, guard, *((file, *some.items()) for file, some in names.items()))
+        renamed: Renamed | None = known.get(key)
+        if renamed is None:
+            renamed = known[key] = _rename(snippet.words, names, guard, self.table)
+        self._settle(renamed.named, renamed.stalls)
         start = self.at
-        for index, (old, word) in enumerate(zip(snippet.words, renamed, strict=True)):
-            opcode = self.table.opcode(old)
-            if opcode.name == "YIELD":
-                word = NOP & ~_CONTROL | old >> 105 << 105
-            elif opcode.name == "RET":
-                word = with_guard(make_branch(start + index, start + len(snippet.words), "split"), guard_of(word))
-                word |= old >> 105 << 105
-            elif opcode.target:
-                target = target_of(old, opcode.target, SIZE * index)
-                word = with_target(word, opcode.target, SIZE * (start + index), SIZE * start + target)
-            words.append(with_guard(word, guard) if guard else word)
-        reads = writes = 0
-        for m in masks:
-            reads, writes = reads | m.reads, writes | m.writes
         wait = self.waits
+        reads, writes = renamed.reads, renamed.writes
         for barrier in range(6):
             if flight.writes[barrier] & (reads | writes) or flight.reads[barrier] & writes:
                 wait |= 1 << barrier
         self.waits = 0
         self.own &= ~writes
         self.parts.append(Inserted(start, snippet, names, guard))
-        self.words += words
+        self.words += renamed.words
         if wait:
             self.wait(start - self.start, wait)
-        self._age(
-            [(self.table.opcode(w), m.writes, control_of(w).stall) for w, m in zip(words, masks, strict=True)],
-            True,
-        )
+        self._age(renamed.done, True)
 
     def move(self, one: Instruction, is_guarded_exit: bool) -> None:
         """Add an instruction of the kernel."""
@@ -115,7 +98,7 @@ class Draft:
         self.words.append(word)
         self.wait(len(self.words) - 1, self.waits)
         self.waits = 0
-        self._age([(one.entry, one.masks.writes, one.control.stall)], False)
+        self._age([_done(one.entry, one.masks.writes, one.control.stall)], False)
 
     def end(self, to: int) -> None:
         """Add the branch back to the kernel."""
@@ -148,6 +131,8 @@ class Draft:
         """Wait until the words of a part can read results of fixed latency, as ptxas makes the kernel's own words
         wait.
         """
+        if not self.pending:
+            return
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
             for pending, left, is_ours in self.pending:
@@ -158,12 +143,76 @@ class Draft:
             self.pause()
             need -= LONG
 
-    def _age(self, done: list[tuple[Opcode, int, int]], is_ours: bool) -> None:
+    def _age(self, done: list[Done], is_ours: bool) -> None:
         """Update the pending results after these words."""
-        for entry, written, stall in done:
-            pending = [(mask & ~written, left - stall, ours) for mask, left, ours in self.pending if left > stall]
-            pending += [(mask, cycles - stall, is_ours) for mask, cycles in iter_safe(entry, written) if cycles > stall]
-            self.pending = [one for one in pending if one[0]]
+        pending = self.pending
+        for written, stall, fresh in done:
+            if pending:
+                pending = [(mask & ~written, left - stall, ours) for mask, left, ours in pending if left > stall]
+                pending = [one for one in pending if one[0]]
+            if fresh:
+                pending = [*pending, *((mask, left, is_ours) for mask, left in fresh)]
+        self.pending = pending
+
+
+def _as_snippet(words: tuple[int, ...], table: Table) -> tuple[Snippet, dict[str, dict[int, int]]]:
+    """Return our own words as a snippet whose registers keep their names."""
+    reads = writes = 0
+    for word in words:
+        masks = table.decoder(word).masks(word)
+        reads, writes = reads | masks.reads, writes | masks.writes
+    names = {
+        file: {number: number for number in range(mask.bit_length()) if mask >> number & 1}
+        for file, mask in zip(Registers._fields, unpack(reads | writes), strict=True)
+    }
+    return Snippet(words, unpack(reads)), names
+
+
+class Done(NamedTuple):
+    """A word: the registers that it writes, its stall, and its results that are pending after that."""
+
+    written: int
+    stall: int
+    fresh: list[tuple[int, int]]
+
+
+def _done(entry: Opcode, written: int, stall: int) -> Done:
+    return Done(
+        written, stall, [(mask, cycles - stall) for mask, cycles in iter_safe(entry, written) if cycles > stall]
+    )
+
+
+class Renamed(NamedTuple):
+    """A snippet with the names of a place. It doesn't matter where that place is, because jumps are relative."""
+
+    words: list[int]
+    named: list[int]  # by word: the registers that occur in it
+    stalls: list[int]
+    reads: int
+    writes: int
+    done: list[Done]
+
+
+def _rename(words: tuple[int, ...], names: dict[str, dict[int, int]], guard: Guard | None, table: Table) -> Renamed:
+    found = []
+    renamed = [_renamed(word, names, table) for word in words]
+    masks = [table.decoder(word).masks(word) for word in renamed]
+    stalls = [control_of(word).stall for word in renamed]
+    for index, (old, word) in enumerate(zip(words, renamed, strict=True)):
+        opcode = table.opcode(old)
+        if opcode.name == "YIELD":
+            word = NOP & ~_CONTROL | old >> 105 << 105
+        elif opcode.name == "RET":
+            word = with_guard(make_branch(index, len(words), "split"), guard_of(word)) | old >> 105 << 105
+        elif opcode.target:
+            target = target_of(old, opcode.target, SIZE * index)
+            word = with_target(word, opcode.target, SIZE * index, target)
+        found.append(with_guard(word, guard) if guard else word)
+    reads = writes = 0
+    for m in masks:
+        reads, writes = reads | m.reads, writes | m.writes
+    done = [_done(table.opcode(w), m.writes, stall) for w, m, stall in zip(found, masks, stalls, strict=True)]
+    return Renamed(found, [m.reads | m.writes for m in masks], stalls, reads, writes, done)
 
 
 def with_change(word: int, stall: int | None = None, **values: int) -> int:

@@ -30,6 +30,7 @@ FULL = 32  # registers with which a multiprocessor still holds its maximum of th
 FITTING = 64  # registers with which a block of 1,024 threads still fits on a multiprocessor
 RESERVED = 2  # included in the number, but reserved by the hardware
 HIGHEST = 253  # maximum number of usable registers
+_USABLE = (1 << HIGHEST) - 1
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
@@ -83,34 +84,36 @@ def choose(compiled: Compiled, pairs: list[int], fixed: dict[int, int], kept: se
     the kernel, of which the snippet may write only those in `kept`. Raises CannotProbe.
     """
     choice = Choice({"R": {}})
-    free = {number for number in range(HIGHEST) if room.free >> number & 1}
-    free -= set(fixed.values())
+    room.free &= _USABLE | -1 << STARTS.UR
+    for register in fixed.values():
+        room.free &= ~(1 << register & _USABLE)
     units = sorted(
         compiled.find_units(pairs), key=lambda unit: (not any(m in fixed for m in unit.members), -len(unit.members))
     )
     written: int = compiled.written.R
     for unit in units:
-        delta = _find_delta(unit, fixed, kept, written, free)
+        delta = _find_delta(unit, fixed, kept, written, room.free)
         if delta is None:
-            delta, saves = _search(unit, free, room.saveable)
+            delta, saves = _search(unit, room)
             if saves and any(register in choice.saves for register in saves):
                 raise CannotProbe("has too few free registers around it")
             choice.saves += saves
             choice.copies |= {member: member + delta for member in unit.members if member in fixed}
         for member in unit.members:
             choice.names["R"][member] = member + delta
-            free.discard(member + delta)
-            room.saveable &= ~(1 << member + delta)
+            taken = 1 << member + delta & _USABLE
+            room.free &= ~taken
+            room.saveable &= ~taken
     for file in ("UR", "UP", "B"):
         choice.names[file] = _take(compiled, file, room)
     for number in choice.names["UR"].values():
         if not room.free >> STARTS.UR + number & 1:
-            choice.uniform[number] = _take_scratch(choice, room, free)
-    _take_predicates(compiled, choice, room, free)
+            choice.uniform[number] = _take_scratch(choice, room)
+    _take_predicates(compiled, choice, room)
     return choice
 
 
-def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int, free: set[int]) -> int | None:
+def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int, free: int) -> int | None:
     """Return the offset by which a unit has to be moved so that all of its fixed registers are in place, or None."""
     given = [member for member in unit.members if member in fixed]
     if not given:
@@ -120,28 +123,30 @@ def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int,
         if member in fixed:
             if fixed[member] != member + delta or (written >> member & 1 and member not in kept):
                 return None
-        elif member + delta not in free:
+        elif not 0 <= member + delta < HIGHEST or not free >> member + delta & 1:
             return None
     return None if delta % unit.align else delta
 
 
-def _search(unit: Unit, free: set[int], saveable: int) -> tuple[int, list[int]]:
+def _search(unit: Unit, room: Room) -> tuple[int, list[int]]:
     """Return the offset that moves a unit to usable registers, and which of these must be saved, which are as few as
     possible.
     """
-    best: tuple[int, list[int]] | None = None
+    free = room.free
+    useless = ~(free | room.saveable)
+    fewest, best = HIGHEST, 0
     first, last = unit.members[0], unit.members[-1]
-    for delta in range(-(first // unit.align) * unit.align, HIGHEST - last, unit.align):
-        taken = [member + delta for member in unit.members if member + delta not in free]
-        if not all(saveable >> register & 1 for register in taken):
-            continue
-        if best is None or len(taken) < len(best[1]):
-            best = delta, taken
-            if not taken:
+    lowest = first % unit.align  # where the first one can go
+    mask = sum(1 << member - first for member in unit.members) << lowest
+    for delta in range(lowest - first, HIGHEST - last, unit.align):
+        if not mask & useless and (count := (mask & ~free).bit_count()) < fewest:
+            fewest, best = count, delta
+            if not count:
                 break
-    if best is None:
+        mask <<= unit.align
+    if fewest == HIGHEST:
         raise CannotProbe("has too few free registers around it")
-    return best
+    return best, [member + best for member in unit.members if not free >> member + best & 1]
 
 
 def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
@@ -153,22 +158,26 @@ def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
     if not groups:
         return names
     start: int = getattr(STARTS, file)
-    numbers = range(NO_NUMBER[file])
-    spare = {number for number in numbers if (room.free | room.saveable) >> start + number & 1}
-    order = sorted(spare, key=lambda number: -number if file == "B" else number)
+    count = NO_NUMBER[file]
+    free = room.free >> start & (1 << count) - 1
+    spare = free | room.saveable >> start & (1 << count) - 1
     for group in sorted(groups, key=len, reverse=True):
         step = len(group)
-        bases = [b for b in order if b % step == 0 and all(b + k in spare for k in range(step))]
-        if not bases:
+        mask, fewest, base = (1 << step) - 1, step + 1, 0
+        bases = range(0, count, step)
+        for one in reversed(bases) if file == "B" else bases:
+            if not ~spare >> one & mask and (taken := (~free >> one & mask).bit_count()) < fewest:
+                fewest, base = taken, one
+                if not taken:
+                    break
+        if fewest > step:
             raise NothingToSpareError(f"is in a kernel that has no {file} to spare")
-        base = min(bases, key=lambda b: sum(not room.free >> start + b + k & 1 for k in range(step)))
         names |= {number: base + k for k, number in enumerate(group)}
-        spare -= {base + k for k in range(step)}
-        order = [number for number in order if number in spare]
+        spare &= ~(mask << base)
     return names
 
 
-def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[int]) -> None:
+def _take_predicates(compiled: Compiled, choice: Choice, room: Room) -> None:
     """Choose free predicates. If there are too few, keep live ones in a register while the snippet runs."""
     mask: int = compiled.named.P
     wanted = [number for number in range(7) if mask >> number & 1]
@@ -179,17 +188,16 @@ def _take_predicates(compiled: Compiled, choice: Choice, room: Room, free: set[i
         if len(spare) < len(wanted):
             raise CannotProbe("has too few free predicates around it")
         choice.predicates = sum(1 << number for number in spare[: len(wanted)] if number in late)
-        choice.scratch = _take_scratch(choice, room, free)
+        choice.scratch = _take_scratch(choice, room)
     choice.names["P"] = dict(zip(wanted, spare, strict=False))
 
 
-def _take_scratch(choice: Choice, room: Room, free: set[int]) -> int:
+def _take_scratch(choice: Choice, room: Room) -> int:
     """Choose a register that holds something else while the snippet runs."""
-    if free:
-        found = min(free)
-        free.discard(found)
-        return found
-    found, saves = _search(Unit((0,), 1), free, room.saveable)
+    if free := room.free & _USABLE:
+        room.free &= ~(free & -free)
+        return (free & -free).bit_length() - 1
+    found, saves = _search(Unit((0,), 1), room)
     room.saveable &= ~(1 << found)
     choice.saves += saves
     return found

@@ -84,6 +84,11 @@ class Compiled:
         return Code(dump_words(self.snippet.words), self.table)
 
     @cached_property
+    def jumps(self) -> bool:
+        """True if there's a jump in it."""
+        return any(one.entry.target or one.name == "RET" for one in self.code)
+
+    @cached_property
     def named(self) -> Registers:
         """Registers that occur in it."""
         found = 0

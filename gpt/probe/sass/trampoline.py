@@ -34,7 +34,6 @@ from gpt.sass.flow import InFlight, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, unpack
-from gpt.sass.stalls import iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import CONTROL, NO_BARRIER, Guard
 from gpt.sass.woven import Inserted, Trampoline
@@ -111,7 +110,8 @@ class Splicer:
         kernel = self.kernel
         one, flight = kernel.code[index], kernel.flight[index]
         assert flight is not None
-        draft = Draft(self.table, len(self.words), kernel.live[index], self._find_pending(index))
+        pending = [(written, cycles, False) for written, cycles in kernel.find_late(index)]
+        draft = Draft(self.table, len(self.words), kernel.live[index], pending)
         wait = ALL if one.name == "EXIT" else one.control.wait
         first = wait_for(flight, wait)
         stack = self.stack
@@ -148,7 +148,7 @@ class Splicer:
         draft.reads |= sum(1 << register for register in self._direct(piece, choice)) & draft.own
         draft.insert(compiled.snippet, names, flight, piece.guard)
         draft.waits |= compiled.wait
-        if any(one.entry.target or one.name == "RET" for one in compiled.code):
+        if compiled.jumps:
             draft.pause()  # after a jump, less time may have passed
         for given in piece.given:
             if given.kind != "kept":
@@ -318,8 +318,3 @@ class Splicer:
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
-
-    def _find_pending(self, first: int) -> list[tuple[int, int, bool]]:
-        """Return the results that are still pending in the kernel when a trampoline begins."""
-        late = iter_late(self.kernel.code, self.kernel.graph, first)
-        return [(written, cycles, False) for written, cycles in late]

@@ -1,0 +1,76 @@
+"""The facts about a word that checking a trampoline needs again and again, wherever the word is.
+
+Many trampolines have the same words, so each word's facts are found once and kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpt.sass.check_saves import KEEPERS, is_saving
+from gpt.sass.check_words import FORBIDDEN, is_collective
+from gpt.sass.code import Instruction
+from gpt.sass.flow import is_late
+from gpt.sass.masks import STARTS
+from gpt.sass.stalls import iter_safe
+from gpt.sass.tables import Table
+from gpt.sass.words import NO_BARRIER, bits, control_of
+
+FACTS = "facts"  # Table.memo: by word
+Fresh = tuple[int, int]  # registers, cycles left
+_FLOW = {"BSSY", "BSYNC", "BRA", "WARPSYNC"}
+
+
+class WordFacts(NamedTuple):
+    """Facts about a word."""
+
+    name: str
+    reads: int
+    writes: int
+    named: int  # what it reads or writes
+    guard: int  # the predicate of its guard
+    stall: int
+    wait: int
+    fresh: tuple[Fresh, ...]
+    is_forbidden: bool  # in a snippet
+    is_local: bool  # accesses local memory
+    is_saving: bool  # only saves or restores registers
+    keeps: bool  # may make a copy (check_saves.py)
+    flows: bool  # may jump, or split or gather lanes
+    changes_flight: bool  # may change what's in flight
+
+
+def find_facts(one: Instruction, table: Table) -> WordFacts:
+    """Return the facts about an instruction's word."""
+    known = table.memo(FACTS)
+    found: WordFacts | None = known.get(one.word)
+    if found is None:
+        found = known[one.word] = _make(one)
+    return found
+
+
+def find_fresh(one: Instruction, stall: int) -> tuple[Fresh, ...]:
+    """Return an instruction's results of fixed latency that are pending once its stall has passed."""
+    return tuple((mask, left - stall) for mask, left in iter_safe(one.entry, one.masks.writes) if left > stall)
+
+
+def _make(one: Instruction) -> WordFacts:
+    reads, writes, *_ = one.masks
+    control = control_of(one.word)
+    silent = control.write_barrier == control.read_barrier == NO_BARRIER
+    return WordFacts(
+        one.name,
+        reads,
+        writes,
+        reads | writes,
+        reads & 1 << STARTS.P + bits(one.word, 12, 3),
+        control.stall,
+        control.wait,
+        find_fresh(one, control.stall),
+        one.name in FORBIDDEN and not is_collective(one.word),
+        one.memory == "local",
+        is_saving(one),
+        one.opcode in KEEPERS,
+        one.name in _FLOW,
+        bool(control.wait) or not silent or is_late(one.entry),
+    )
