@@ -49,8 +49,12 @@ VARIABLE = "TESTS_SERVER"  # in the environment of an executable: the socket of 
 ENVIRONMENT = dict(os.environ)  # of the server
 MESSAGE, ANSWER = 1 << 17, 64  # bytes of a request, and of an answer
 LIMITS = 16  # kinds of resource limits
-TESTS = {"twins": "tests.runtime.twins:main"}  # stages of the tests
-SCRIPT = "#!/bin/sh\nPYTHONPATH='{}' exec '{}' -m {} \"$@\"\n"  # runs one of them as a new process
+RIGHTS = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:")  # lines of /proc/PID/status
+SPACES = ("mnt", "net", "pid", "user")
+FIXED = LIMITS + 1 + len(SPACES)
+TESTS = {"twins": "tests.runtime.twins:main", "python-c": "tests.loaded:run_code"}  # of the tests
+NEW = {"twins": "-m tests.runtime.twins", "python-c": "-c"}  # how Python runs them in a new process
+SCRIPT = "#!/bin/sh\nPYTHONPATH='{}' exec '{}' {} \"$@\"\n"
 
 
 @cache
@@ -145,14 +149,18 @@ def start(
 
 
 def _inherited() -> list[str]:
-    """Return what a child inherits besides streams and folder: ignored signals, the umask, limits."""
+    """Return what a child inherits besides streams and folder: ignored signals, the umask, and `_fixed`."""
     ignored = sum(1 << number for number in range(1, 32) if signal.getsignal(number) == signal.SIG_IGN)
     os.umask(mask := os.umask(0))
-    return [str(ignored), str(mask), *_limits()]
+    return [str(ignored), str(mask), *_fixed()]
 
 
-def _limits() -> list[str]:
-    return ["{}:{}".format(*resource.getrlimit(which)) for which in range(LIMITS)]
+def _fixed() -> list[str]:
+    """Return what the server can't change for a child: limits, privileges and namespaces, as forked.c does."""
+    limits = ["{}:{}".format(*resource.getrlimit(which)) for which in range(LIMITS)]
+    with open("/proc/self/status") as status:
+        rights = "".join(line for line in status if line.startswith(RIGHTS))
+    return [*limits, rights, *(os.readlink(f"/proc/self/ns/{space}") for space in SPACES)]
 
 
 @cache
@@ -161,7 +169,7 @@ def install() -> Path:
     `gpt/_runtime` is the runtime, which looks for executables in `bin`. It stays for later sessions.
     """
     source, places = ROOT / "tests" / "programs" / "forked.c", (Path(sys.executable).parent, ROOT)
-    key = hashlib.sha256(repr((*map(str, places), sorted(mains()), SCRIPT)).encode() + source.read_bytes()).hexdigest()
+    key = hashlib.sha256(repr((places, sorted(mains()), NEW, SCRIPT, source.read_bytes())).encode()).hexdigest()
     folder = ROOT / "build" / f"forked-{key[:16]}"
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
@@ -171,10 +179,10 @@ def install() -> Path:
         for name in mains():
             (made / "bin" / name).symlink_to("forked")
             (made / "bin" / "real" / name).symlink_to(places[0] / name)
-        for name, main in TESTS.items():
+        for name, options in NEW.items():
             script = made / "bin" / "real" / name
             script.unlink()  # the link
-            script.write_text(SCRIPT.format(ROOT, sys.executable, main.partition(":")[0]))
+            script.write_text(SCRIPT.format(ROOT, sys.executable, options))
             script.chmod(0o755)
         made.chmod(0o755)
         try:
@@ -252,7 +260,7 @@ def _serve(listener: socket.socket, ends: int) -> None:
     for module in pkgutil.walk_packages([str(ROOT / "gpt")], "gpt."):
         import_module(module.name)
     _keep_apart()
-    limits = _limits()
+    fixed = _fixed()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(ends, selectors.EVENT_READ)
@@ -262,7 +270,7 @@ def _serve(listener: socket.socket, ends: int) -> None:
                 if key.fileobj == ends:
                     return
                 if key.fileobj == listener:
-                    _accept(listener, selector, limits)
+                    _accept(listener, selector, fixed)
                 elif key.fileobj == run.pidfd:
                     status = os.waitstatus_to_exitcode(os.waitpid(run.pid, 0)[1])
                     selector.unregister(run.pidfd)
@@ -277,12 +285,12 @@ def _serve(listener: socket.socket, ends: int) -> None:
                     os.kill(run.pid, signal.SIGKILL)
 
 
-def _accept(listener: socket.socket, selector: selectors.BaseSelector, limits: list[str]) -> None:
+def _accept(listener: socket.socket, selector: selectors.BaseSelector, fixed: list[str]) -> None:
     connection, _ = listener.accept()
     data, streams, _, _ = socket.recv_fds(connection, MESSAGE, 3)
     texts = [os.fsdecode(text) for text in data.split(b"\0")[:-1]]
     try:
-        if len(streams) == 3 and texts[2 : 2 + LIMITS] == limits and _is_for_us(told := _Request.read(texts)):
+        if len(streams) == 3 and texts[2 : 2 + FIXED] == fixed and _is_for_us(told := _Request.read(texts)):
             _load_rare(told.words)
             pid = os.fork()
             if not pid:
@@ -312,7 +320,7 @@ class _Request:
 
     @classmethod
     def read(cls, texts: list[str]) -> _Request:
-        cwd, count, *rest = texts[2 + LIMITS :]
+        cwd, count, *rest = texts[2 + FIXED :]
         words, variables = rest[: int(count)], rest[int(count) :]
         env = dict(text.split("=", 1) for text in variables if "=" in text)
         return cls(int(texts[0]), int(texts[1]), cwd, words, env)
@@ -366,6 +374,13 @@ def _become(told: _Request, streams: list[int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return status if isinstance(status, int) else 0 if status is None else 1
+
+
+def run_code() -> None:
+    """Run the code in the first argument, as `python -c` does."""
+    code = sys.argv[1]
+    sys.argv = ["-c", *sys.argv[2:]]
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

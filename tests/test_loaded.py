@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,14 @@ def test_it_does_what_a_new_process_does(command, tmp_path):
     assert run(command, tmp_path) == run(command, tmp_path, **{loaded.VARIABLE: "/nowhere"})
 
 
+def test_the_server_runs_it(tmp_path):
+    """Here is no executable that could be run instead."""
+    shutil.copy(loaded.install() / "bin" / "forked", tmp_path / "gpt-extract")
+    command = [tmp_path / "gpt-extract", "--version"]
+    assert run(command, tmp_path) == (0, b"")
+    assert run(command, tmp_path, **{loaded.VARIABLE: "/nowhere"})[0] == 127
+
+
 def test_variables_that_python_reads_need_a_new_process(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; print('new', file=sys.stderr)")
     command = ["gpt-extract", "--version"]
@@ -43,6 +52,15 @@ def test_variables_that_python_reads_need_a_new_process(tmp_path):
 def test_limits_hold(tmp_path):
     """Python doesn't start in 9 MB of address space."""
     assert run(["sh", "-c", "ulimit -v 9000; exec gpt-extract --version"], tmp_path)[0] != 0
+
+
+def test_rights_hold(tmp_path):
+    """Without rights, root can't read what belongs to somebody else."""
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0)
+    command = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "gpt-extract", "secret"]
+    os.chown(tmp_path / "secret", 12345, 12345)
+    assert run(command, tmp_path) == (4, b"gpt-extract: error: secret: Permission denied\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

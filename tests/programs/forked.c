@@ -50,7 +50,28 @@ static void add(const char *text) {
     used += size;
 }
 
-// What a child inherits, other than the streams and the folder: ignored signals, the umask, limits.
+// Privileges and namespaces.
+static void add_rights(void) {
+    static const char *const lines[] = {"Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:"};
+    static const char *const spaces[] = {"mnt", "net", "pid", "user"};
+    char text[4096] = "", line[1024];
+    FILE *file = fopen("/proc/self/status", "re");
+    while (file && fgets(line, sizeof(line), file))
+        for (size_t i = 0; i < sizeof(lines) / sizeof(*lines); i++)
+            if (!strncmp(line, lines[i], strlen(lines[i])) && strlen(text) + strlen(line) < sizeof(text))
+                strcat(text, line);
+    if (file)
+        fclose(file);
+    add(text);
+    for (size_t i = 0; i < sizeof(spaces) / sizeof(*spaces); i++) {
+        snprintf(text, sizeof(text), "/proc/self/ns/%s", spaces[i]);
+        ssize_t size = readlink(text, line, sizeof(line) - 1);
+        line[size < 0 ? 0 : size] = '\0';
+        add(line);
+    }
+}
+
+// What a child inherits, other than the streams and the folder: ignored signals, the umask, limits, rights.
 static void add_inherited(void) {
     char text[64];
     struct sigaction action;
@@ -68,6 +89,7 @@ static void add_inherited(void) {
         snprintf(text, sizeof(text), "%lld:%lld", (long long)limit.rlim_cur, (long long)limit.rlim_max),
             add(text);
     }
+    add_rights();
 }
 
 static int send_request(const char *path, int argc, char **argv) {
