@@ -27,7 +27,8 @@ class Masks(NamedTuple):
 
     `keeps` has every register whose old value may survive: all but written registers. A guarded word, or a word that
     isn't `exact`, may write less than it could, so it keeps everything. `exact` says that all modifiers are known, and
-    that no register says which predicates are written (R2P PR, R3, R4).
+    that no register says which predicates are written (R2P PR, R3, R4). Predicates that a mask names (R2P PR, R3, 0x6)
+    are kept too, as nvdisasm keeps them.
     """
 
     reads: int

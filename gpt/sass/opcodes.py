@@ -130,12 +130,13 @@ class Decoder:
                 writes |= written << number & file
             if read:
                 reads |= read << number & file
+        always = word & GUARD == PT << 12
+        keeps = ~writes if exact and always else -1
         for low, start, is_written, is_read in sets:
             mask = (word >> low & 127) << start
             writes |= mask * is_written
             reads |= mask * is_read
-        always = word & GUARD == PT << 12
-        return Masks(reads, writes, ~writes if exact and always else -1, exact)
+        return Masks(reads, writes, keeps, exact)
 
     def _shape(self, word: int) -> _Shape:
         fields, sets = [], []

@@ -8,13 +8,12 @@ again in the way that nvdisasm seems to compute it:
 
     guard      a write under a guard ends a live range (not in ours: the other lanes keep the old value)
     operands   what an instruction reads and writes is what the listing says. It leaves out the predicates that P2R
-               and R2P move.
+               reads and R2P writes.
     calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and
                reads the stack pointer. A RET leads nowhere, and reads what the caller expects to find again.
 
 Each differing register is attributed to the smallest set of rules that removes the difference. If there's none, the
-difference is unexplained. In kernels without calls, no register may be live for nvdisasm alone, except predicates that
-R2P overwrites: R2P sets every predicate in its mask, so no earlier value is left (docs/sass-rules.md).
+difference is unexplained. In kernels without calls, no register may be live for nvdisasm alone.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import live_before, pack, unpack
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel, read_kernel
-from gpt.sass.masks import Masks, Registers
+from gpt.sass.masks import Masks
 from gpt.sass.tables import table_of
 from tests import cuda
 from tests.sass.listing import Row, iter_rows
 
 RULES = ("guard", "operands", "calls")
 COMPARED = (1 << 528) - 1 & ~2  # without barriers, which nvdisasm doesn't list, and R1, which it considers live at EXIT
-PREDICATES = pack(Registers(P=127))
 BATCH = 12_000  # instructions for a run of nvdisasm
 LONGEST = 40_000  # instructions of a kernel
 
@@ -76,12 +74,10 @@ class Differences:
             mine, theirs = ours[index] & COMPARED, pack(row.live) & COMPARED
             self.equal[calls] += mine == theirs
             for way, left in (("more", mine & ~theirs), ("less", theirs & ~mine)):
-                for rules in _iter_rules(calls) if left else ():
+                for rules in _iter_rules(calls) if left and (calls or way == "more") else ():
                     if rules not in others:
                         others[rules] = live_before(*_seen(code, graph, rows, rules))
                     found = left & ~(others[rules][index] ^ theirs)
-                    if way == "less" and not calls:
-                        found &= PREDICATES
                     if found:
                         self.by_rule[way, " and ".join(rules), calls] += found.bit_count()
                     left &= ~found
@@ -116,7 +112,9 @@ def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> Masks:
     if row and ("calls" if one.name in ("CALL", "RET") else "operands") in rules:
         reads = (row.live if one.name == "RET" else row.reads)._replace(B=reads.B)
         writes = row.writes._replace(B=writes.B)
-    kills = pack(writes) if one.exact and ("guard" in rules or one.guard.always) else 0
+    kills = 0
+    if one.exact and ("guard" in rules or one.guard.always):
+        kills = pack(writes._replace(P=0) if one.name == "R2P" else writes)
     return Masks(pack(reads), pack(writes), ~kills, one.exact)
 
 

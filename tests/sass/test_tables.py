@@ -74,11 +74,11 @@ def test_a_bssy_may_name_a_label_before_it(arch):
     assert code[0x141].target == 0x5C0
 
 
-def test_r2p_overwrites_the_predicates_in_its_mask():
-    """With the mask in a register, it may overwrite any, but none for certain."""
+def test_r2p_ends_no_live_range():
+    """It writes the predicates in its mask, or any if a register has the mask. nvdisasm keeps them alive, too."""
     words = [0x804 | 7 << 12 | 3 << 24 | 0x15 << 32, 0x204 | 7 << 12 | 3 << 24 | 4 << 32]
     code = Code(dump_words(words), table_of("sm_90"))
-    assert code[0].writes == code[0].kills == Registers(P=0b10101)
+    assert code[0].writes == Registers(P=0b10101) and code[0].kills == Registers()
     assert code[1].writes == Registers(P=127) and code[1].kills == Registers()
 
 
