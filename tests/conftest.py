@@ -16,8 +16,8 @@ import pytest
 from tests import cuda, loaded, tiers
 from tests.formats.samples import SAMPLES
 
-# Put the executables of the environment that runs the tests before the system's, and before them those that ask a
-# server to run them. The fixture `cold` is for tests of what happens when an executable starts.
+# Put the executables of the environment that runs the tests before the system's. Small programs that ask a server to
+# fork come first; the fixture `cold` turns them off.
 places = loaded.install() / "bin", Path(sys.executable).parent
 loaded.runtime = places[0].parent / "gpt" / "_runtime"
 os.environ["PATH"] = os.pathsep.join([*map(str, places), os.environ.get("PATH", os.defpath)])

@@ -46,13 +46,14 @@ RARE = {  # modules that take long to import, by a word that needs them: loaded 
 }
 runtime: Path | None = None  # the runtime whose pipelines ask the server, for a session of pytest
 VARIABLE = "TESTS_SERVER"  # in the environment of an executable: the socket of its server
-ENVIRONMENT = dict(os.environ)  # of the server
+ENVIRONMENT = dict(os.environ)  # servers start with it
 MESSAGE, ANSWER = 1 << 17, 64  # bytes of a request, and of an answer
+PATIENCE = 30  # seconds for a process that has connected to send its request
 LIMITS = 16  # kinds of resource limits
 RIGHTS = ("Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp:")  # lines of /proc/PID/status
 SPACES = ("mnt", "net", "pid", "user")
 FIXED = LIMITS + 1 + len(SPACES)
-TESTS = {"twins": "tests.runtime.twins:main", "python-c": "tests.loaded:run_code"}  # of the tests
+TESTS = {"twins": "tests.runtime.twins:main", "python-c": "tests.loaded:run_code"}  # executables that only tests have
 NEW = {"twins": "-m tests.runtime.twins", "python-c": "-c"}  # how Python runs them in a new process
 SCRIPT = "#!/bin/sh\nPYTHONPATH='{}' exec '{}' {} \"$@\"\n"
 
@@ -247,7 +248,7 @@ def _start_server(listener: socket.socket, parent: int, folder: Path) -> None:
 
 @dataclass
 class _Run:
-    """A process, and the connection of the one that asked for it."""
+    """A forked process, and the connection that asked for it."""
 
     pid: int
     pidfd: int
@@ -280,14 +281,19 @@ def _serve(listener: socket.socket, ends: int) -> None:
                     with suppress(OSError):
                         run.connection.send(str(status).encode())
                     run.connection.close()
-                elif run.connection.fileno() >= 0:  # whoever asked has ended
+                elif run.connection.fileno() >= 0:  # the other end has ended
                     selector.unregister(run.connection)
                     os.kill(run.pid, signal.SIGKILL)
 
 
 def _accept(listener: socket.socket, selector: selectors.BaseSelector, fixed: list[str]) -> None:
     connection, _ = listener.accept()
-    data, streams, _, _ = socket.recv_fds(connection, MESSAGE, 3)
+    connection.settimeout(PATIENCE)
+    try:
+        data, streams, _, _ = socket.recv_fds(connection, MESSAGE, 3)
+    except OSError:
+        connection.close()
+        return
     texts = [os.fsdecode(text) for text in data.split(b"\0")[:-1]]
     try:
         if len(streams) == 3 and texts[2 : 2 + FIXED] == fixed and _is_for_us(told := _Request.read(texts)):
@@ -295,7 +301,7 @@ def _accept(listener: socket.socket, selector: selectors.BaseSelector, fixed: li
             pid = os.fork()
             if not pid:
                 os._exit(_become(told, streams))
-            with suppress(OSError):  # whoever asked may have ended
+            with suppress(OSError):  # the other end may have ended
                 connection.send(str(pid).encode())
             run = _Run(pid, os.pidfd_open(pid), connection)
             selector.register(run.pidfd, selectors.EVENT_READ, run)
@@ -310,7 +316,7 @@ def _accept(listener: socket.socket, selector: selectors.BaseSelector, fixed: li
 
 @dataclass
 class _Request:
-    """What a process is to become. `ignored` has a bit for each ignored signal."""
+    """A command with its environment. `ignored` has a bit for each ignored signal."""
 
     ignored: int
     umask: int
