@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests import loaded
+from tests.runtime import hooked
 
 COMMANDS = [
     ["gpt-extract", "--version"],
@@ -41,6 +42,11 @@ def test_the_server_runs_it(tmp_path):
     command = [tmp_path / "gpt-extract", "--version"]
     assert run(command, tmp_path) == (0, b"")
     assert run(command, tmp_path, **{loaded.VARIABLE: "/nowhere"})[0] == 127
+
+
+@pytest.mark.skipif("GPT_RUNTIME" in os.environ, reason="GPT_RUNTIME names another runtime")
+def test_pipelines_of_the_hook_ask_the_server():
+    assert hooked.runtime().is_relative_to(loaded.install())
 
 
 def test_variables_that_python_reads_need_a_new_process(tmp_path):
