@@ -53,8 +53,8 @@ class Assembly:
         self._saved: set[Path] = set()
 
     def handle(self, record: dict[str, Any]) -> Records:
-        """Submit a record, and yield the records at the beginning of the queue that are complete. The results of a
-        `ptx` follow it.
+        """Submit a record, and yield the records at the head of the queue whose results are complete. A `ptx` record is
+        followed by its results.
         """
         size = len(getattr(record, "raw", b""))
         if record["kind"] != "ptx":

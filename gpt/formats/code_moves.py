@@ -44,6 +44,7 @@ INSTRUCTION_OFFSETS = {  # attribute -> size of an entry, which begins with a u3
     0x2E: 8,  # ATOM16_EMUL_INSTR_REG_MAP: then u32 register
     0x31: 4,  # INT_WARP_WIDE_INSTR_OFFSETS
     0x39: 16,  # MBARRIER_INSTR_OFFSETS: then u32 register, u32 address, u16 and u8 kind, u8 0
+    0x44: 8,  # UNUSED_LOAD_BYTE_OFFSET: then u32, a bit for each byte that's used
     0x46: 4,  # SYSCALL_OFFSETS
 }
 NO_OFFSETS = {

@@ -315,8 +315,8 @@ class ImageFormat(NamedTuple):
     """A file format: how to recognize it by the first bytes of a file, for which machine its code is, and how to list
     its elements.
 
-    `elements` is called with an image, whether to look outside of the usual sections, and in how many archives the
-    image is nested.
+    `elements` gets three arguments: an image, whether to search outside of the usual sections, and the number of
+    archives that contain the image.
     """
 
     begins: Callable[[bytes], bool]

@@ -1,16 +1,16 @@
 """Name the module of a PyTorch model that each launch belongs to: 'gpt-hook run --layers' loads this into programs.
 
 Calls of `torch.nn.Module.__call__` pass through a C function in libgpthook.so, which records the module that is entered
-and left (runtime/hook/watch/layers_python.c). Neither the Python function nor what torch._dynamo sees of it changes:
-compiled code has the same graphs, breaks and guards as without. So everything in a compiled region belongs to the
-compiled module.
+and left (runtime/hook/watch/layers_python.c). The Python function itself isn't changed, and torch._dynamo sees the same
+as before, so it makes the same graphs, breaks and guards. What runs inside a compiled region belongs to the compiled
+module, unless the comments in Inductor's code say more (compiled.py).
 
 A module is named by its path below the outermost module that is called, as in `named_modules()`: `layers.3.attn`. The
 outermost one is named after its class.
 
 In a backward pass, each node of the autograd graph belongs to the module whose forward pass created it. The engine runs
-nodes in the reverse order of their creation. So only nodes at the borders of modules need a hook: the inputs and
-outputs of each call. A node without a hook belongs to the same module as the node before it in its thread.
+nodes in the reverse order of their creation. So only nodes at the borders of modules, which belong to the inputs and
+outputs of calls, get a hook. A node without a hook belongs to the same module as the node before it in its thread.
 
 This uses only the standard library, and the functions of the PyTorch that the program imports.
 """
@@ -63,9 +63,9 @@ class Recorder:
         self._new_region.argtypes, self._new_region.restype = [], ctypes.py_object
 
     def wrap(self, function: FunctionType, objects: tuple[Any, ...]) -> None:
-        """Pass calls of a function through the library. `objects` are the last members of struct gpt_python.
+        """Make all calls of a function pass through the library. `objects` are the last members of struct gpt_python.
 
-        Raises RuntimeError or AttributeError if this Python keeps functions in another form.
+        Raises RuntimeError or AttributeError if functions have another form in this version of Python.
         """
         api, pointer = self._ctypes.pythonapi, self._ctypes.c_void_p
         head = object.__basicsize__
@@ -107,14 +107,16 @@ class Names:
         self._outermost: set[bytes] = set()  # names of modules that were outermost: their class
 
     def find(self, module: Any, outer: bytes | None) -> bytes:
-        """Name a module that isn't known. `outer` is the enclosing module's name."""
+        """Choose a name for a module that has none yet. `outer` is the name of the enclosing module."""
         try:
             return self._add(module, outer.decode("utf-8", "replace") if outer else "")
         except Exception:  # the program's named_modules() raised it
             return self._encode(type(module).__name__)
 
     def find_site(self, site: Any, outer: bytes | None) -> bytes | None:
-        """Return the module at a place in compiled code, and remember it. The code runs in the module `outer`."""
+        """Return the name of the module to which a place in compiled code belongs, and store it in `site`. The code
+        runs in the module `outer`.
+        """
         name, note = outer or b"", b""
         if name.endswith(BACKWARD):
             name, note = name[: -len(BACKWARD)], BACKWARD
@@ -167,7 +169,9 @@ class Names:
 
 
 def _make_finder(torch: Any, filename: str) -> Callable[[Any], Any]:
-    """Return a function that reads a tensor's `grad_fn`, even if the program overrides that. Dynamo skips the file."""
+    """Return a function that reads a tensor's `grad_fn`, even if a subclass overrides it. Its code appears to be in
+    `filename`, a file that Dynamo doesn't trace.
+    """
     disabled, read = torch._C.DisableTorchFunction, torch.Tensor.grad_fn.__get__
 
     def find_node(tensor):  # type: ignore[no-untyped-def]
@@ -179,13 +183,15 @@ def _make_finder(torch: Any, filename: str) -> Callable[[Any], Any]:
 
 
 def _imitate(function: Any, original: FunctionType) -> Any:
-    """Return a function that torch.jit compiles as the original: from its source, and with the names in its module."""
+    """Return a function that torch.jit takes for the original: it has the original's source, and the globals of its
+    module.
+    """
     made = FunctionType(function.__code__, original.__globals__, original.__name__, None, function.__closure__)
     return update_wrapper(made, original)
 
 
 def _wrap_ranges(owner: Any, recorder: Recorder) -> None:
-    """Let torch.profiler.record_function name what happens outside of modules, such as an optimizer's step."""
+    """Record the ranges of torch.profiler.record_function that are outside of modules, such as an optimizer's step."""
     enter, leave = owner.__enter__, owner.__exit__
 
     def __enter__(self):  # type: ignore[no-untyped-def]
@@ -210,7 +216,7 @@ class Patcher:
         self._patches = patches
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a module with the other finders, and let its loader call us."""
+        """Find a module with the other finders, and wrap its loader, so that the module is patched after it has run."""
         if name not in self._patches:
             return None
         for finder in sys.meta_path:
@@ -234,7 +240,7 @@ def _run(original: Callable[[Any], None], patch: Callable[[Any], None], module: 
 
 
 def _place(owner: type, filename: str) -> None:
-    """Make the functions of a class appear to be in a file that Dynamo skips."""
+    """Make the functions of a class appear to be in a file that Dynamo doesn't trace."""
     for function in vars(owner).values():
         if isinstance(function, FunctionType):
             function.__code__ = _move(function.__code__, filename)
@@ -251,7 +257,9 @@ def _say(text: str) -> None:
 
 
 def install(load_file: Callable[[str, str], Any]) -> None:
-    """Wait for PyTorch, if gpt-hook traces this process. `load_file` loads a module under a name from a file."""
+    """If gpt-hook traces this process, arrange that PyTorch is patched when the program imports it. `load_file` loads a
+    module from a file: it gets the module's name and the path.
+    """
     if not os.environ.get("GPT_HOOK_OUTPUT"):
         return
     try:
@@ -303,7 +311,7 @@ def install(load_file: Callable[[str, str], Any]) -> None:
 
     @lru_cache(maxsize=None)
     def code() -> Any:
-        """Return what names modules in compiled code, and let that import it."""
+        """Return the object that finds modules in compiled code, and make the module that such code imports."""
         made = load_file("_gpt_layers_compiled", os.path.join(os.path.dirname(__file__), "compiled.py")).CompiledCode()
         shared = ModuleType("_gpt_layers")
         shared._gpt_region, shared._gpt_sites = recorder.new_region(), made.sites  # type: ignore[attr-defined]

@@ -34,8 +34,8 @@ def shorten(path: str) -> str:
 
 
 def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
-    """Return each node's module, by the node's name in Inductor's comments. `traced` says that AOTAutograd made the
-    graph.
+    """Return the module of each node, by the name that the node has in Inductor's comments. `traced` says that
+    AOTAutograd made the graph, and so gave nodes other names.
     """
     found = {}
     for node in graph.nodes:
@@ -47,8 +47,8 @@ def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
 
 
 class Site(Dict[Any, bytes]):
-    """The names of the module that a place in compiled code belongs to. The key is the module that runs the code, since
-    several modules may run the same code.
+    """The names of the module to which a place in compiled code belongs. Several modules may run the same code, so
+    there's a name for each of them: the key is the name of the module in which the code runs.
     """
 
     def __init__(self, path: str) -> None:
@@ -83,7 +83,7 @@ class CompiledCode:
     def compile(self, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile the source of a module that Inductor wrote. Inductor calls this instead of the built-in function."""
         modules, traced = getattr(self._graphs, "modules", None) or ({}, False)
-        # from a cache, a backward pass comes without its graph
+        # a backward pass from PyTorch's cache comes without its graph
         if modules and isinstance(source, str) and (traced or not BACKWARD_CODE.search(source)):
             try:
                 return compile(self.mark(source, modules), *args, **kwargs)

@@ -40,8 +40,8 @@ def find_targets(archs: Sequence[Sequence[Arch]], used: Used, everything: bool) 
     code and not to devices: an H100 is sm_90, and runs code for sm_90a. So the wheels for sm_90 and for sm_90a would be
     the same.
 
-    Raises MalformedError, and UsageError if there are no devices. Records have `arch` if only --arch decides
-    (`everything`), or if there are several.
+    The records that are made for a value of --arch name it in `arch` if there are several values, or if nothing else
+    decides what's used (`everything`). Raises MalformedError, and UsageError if there are no devices.
     """
     groups = list(dict.fromkeys(tuple(sorted({arch._replace(suffix="") for arch in group})) for group in archs))
     if len(groups) > MAX_TARGETS:

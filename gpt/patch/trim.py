@@ -65,7 +65,7 @@ class Trimmed:
 
     @property
     def loses(self) -> bool:
-        """Return whether kernels are removed from it, and it isn't only compressed again."""
+        """Return whether the element loses kernels. If it doesn't, it's only compressed again."""
         return bool(self.cut.spans) or self.dropped
 
     def left(self, wanted: Mapping[int, set[str]]) -> int:

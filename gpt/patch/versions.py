@@ -77,7 +77,7 @@ class Renaming(NamedTuple):
         return f"{found['name']}-{with_label(found['version'], self.label)}{found['rest']}"
 
     def member(self, name: str) -> str:
-        """Return the new name of a member, also for lines of RECORD."""
+        """Return the new name of a member of the wheel. Lines of RECORD have the new name as well."""
         found = _FOLDER.fullmatch(name) if self.label else None
         if not found:
             return name

@@ -5,30 +5,31 @@ another snippet, and a branch back. The hardware checks none of this. A snippet 
 right one a few cycles too early, produces wrong results without any error. So no woven kernel is used before it's been
 checked here, from its words alone, in a few milliseconds. The checker shares no code with the weaver. It trusts neither
 the weaver nor its declaration (woven.py), only the snippets' words and the original kernel. If it finds nothing, the
-following hold:
+following is proven:
 
-1. *Places*. Every word is the original's, or branches to a trampoline, or is in one, or was amended to wait, stall or
-   announce more. Nothing jumps into the middle of the instructions that a trampoline replaces
-   (`_check_places`).
-2. *Words*. Inserted words are the snippet's under one injective renaming; moved words are the kernel's; the branch back
-   leads to the word after the last of them (check_words.py).
-3. *Values*. What the kernel will still read is unchanged or restored; what a snippet is given has been written, or is
-   an operand of the moved instructions (check_state.py).
+1. *Places*. Each word of the rewritten kernel is one of four: the same as in the original; a branch to a trampoline; in
+   a trampoline; or amended, so that it waits or stalls longer, or announces more. Nothing jumps into the middle of the
+   instructions that a trampoline replaces (`_check_places`).
+2. *Words*. Inserted words are the snippet's, with registers renamed so that no two become the same one. Moved words are
+   the same as in the kernel. The branch back leads to the word after the last moved one (check_words.py).
+3. *Values*. Registers that the kernel will still read are unchanged or restored. A snippet's inputs have been written,
+   or are operands of the moved instructions (check_state.py).
 4. *Time*. A snippet doesn't write registers in flight or read a result before it arrives, and leaves nothing in
    flight. A scoreboard counts instructions in flight (words.py), but it helps only code that waits for it: a dead
    register isn't free while an old load may still write to it, or an old store may still read it (flow.py). At the
    seams between parts, where ptxas computed no stalls, they're long enough for any reader (stalls.py).
-5. *Lanes*. Only a branch between a BSSY and a BSYNC of its own, on a barrier that the kernel doesn't name, splits
-   lanes; nothing releases lanes that wait elsewhere (docs/sass-rules.md). Uniform registers and barriers are taken only
-   if the kernel never names them, since other lanes of the warp may be anywhere. Some uniform registers may be saved
-   and given back within one part, during which no other lane runs.
-6. *Facts*. Register count, list of exits, stack and number of barriers are what the words need (`_check_facts`).
+5. *Lanes*. A snippet may split the lanes of a warp only by a branch between its own BSSY and BSYNC, on a barrier that
+   the kernel doesn't name, and it releases no lanes that wait elsewhere (docs/sass-rules.md). It uses uniform registers
+   and barriers only if the kernel never names them, because other lanes of the warp may be anywhere in the kernel. The
+   exception is some uniform registers that it saves and restores within one part, during which no other lane runs.
+6. *Facts*. The file's register count, list of exits, stack size and number of barriers are sufficient for the words
+   (`_check_facts`).
 
 The checker can't see which addresses snippets load from and store to (the probe language limits them), or whether the
 user wanted probes at these places.
 
-A finding doesn't mean that the kernel is wrong. A proof may just need something that the words don't say; the kernel is
-left alone then.
+A finding doesn't mean that the kernel is wrong: a proof may need something that the words don't show. Such a kernel
+isn't used, and the program runs the original.
 """
 
 from __future__ import annotations

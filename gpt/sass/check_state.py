@@ -2,8 +2,8 @@
 
 For each of its instructions, the following is known (State):
 
-- `own`: registers that hold what they'd hold in the original kernel at this point: at the beginning, the live ones. A
-  snippet's write removes a register, a moved instruction's write adds it.
+- `own`: the registers that have the same values as in the original kernel at this point. At first, these are the live
+  ones. When a snippet writes a register, it's removed from the set; when a moved instruction writes it, it's added.
 - `defined`: registers that snippets have written.
 - `copies`: where the kernel's values are kept in the meantime. A snippet may save a live register below the stack
   pointer (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing

@@ -149,7 +149,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
 
 
 def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -> bool:
-    """Return whether every call of code outside calls a function that ends the kernel.
+    """Return whether every function that the kernel calls in other sections ends the kernel.
 
     ptxas loads such a function's address from constant bank 4, right before the call.
     """

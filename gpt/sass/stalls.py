@@ -40,7 +40,7 @@ def find_unscheduled(code: Code) -> int | None:
 
 
 def describe_unscheduled(code: Code) -> str:
-    """Return the first instruction that has no stall though its result takes time, or an empty string."""
+    """Describe the first instruction that writes a register but has a stall of 0. Return "" if there's none."""
     index = find_unscheduled(code)
     return "" if index is None else f"{code[index].name} at {SIZE * index:#x} has a stall of 0"
 

@@ -51,7 +51,8 @@ def find_reader(type_: type) -> Reader | None:
 def find_pointer(type_: type) -> Pointer | None:
     """Return a function that returns the current address of such a value, or None if the address can't change.
 
-    For PyTorch, it's an internal function and not a method: no mode or subclass intercepts it, and nothing is copied.
+    For PyTorch, it's an internal function instead of the method `data_ptr`: modes and subclasses can't intercept it,
+    and it doesn't make copy-on-write tensors copy their data.
     """
     if find_reader(type_) is not _read_pointer:
         return None

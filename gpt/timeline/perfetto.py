@@ -253,7 +253,7 @@ class _Writer:
         return name, wire.message(_field(extra, "value"), wire.digits(sizes))
 
     def _launches(self, calls: Any) -> Columns:
-        """Make the grid, the block and the shared memory of each call."""
+        """Return the field with the grid, block and shared memory of each call, for records of kernels."""
         rows = np.stack([calls[name].astype(np.int64) for name in (*SHAPE, "shared")], axis=1)
         _, first, which = np.unique(rows.view(f"V{rows.itemsize * rows.shape[1]}"), return_index=True,
                                     return_inverse=True)  # fmt: skip
@@ -314,7 +314,7 @@ def _text(text: str) -> str:
 
 
 def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:
-    """Make a message for each key. It's made only once for all rows with the same key."""
+    """Return a message for each row, which `make` makes from the row's key, once for all rows with the same key."""
     known, which = np.unique(keys, return_inverse=True)
     return wire.choose([_pack(make(key)) for key in known.tolist()], which)
 

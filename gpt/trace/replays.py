@@ -33,14 +33,14 @@ class OperationBytes(NamedTuple):
 class Replays:
     """The work of graph launches other than kernels: `done` by type and op, and how much of it isn't known.
 
-    Launches are `conditional` if a condition decided how often some of their nodes ran, `untold` if only their kernels
-    are known, and `blind` if nothing is. `for_device` graphs may have been launched by kernels, too. Launches of
-    `unseen` graphs weren't recorded.
+    The other members count what's missing: `conditional` launches have nodes in conditional nodes, which ran an unknown
+    number of times; of `kernels_only` launches, only the kernels are known; of `unknown` ones, nothing is. `for_device`
+    graphs may also have been launched by kernels, and launches of `unseen` graphs weren't recorded.
     """
 
     def __init__(self) -> None:
         self.done = defaultdict[tuple[str, str], OperationBytes](OperationBytes)
-        self.conditional = self.untold = self.blind = self.for_device = self.unseen = 0
+        self.conditional = self.kernels_only = self.unknown = self.for_device = self.unseen = 0
         self.captured = Counter[str]()  # number of calls, by op
 
     def merge(self, other: Replays) -> None:
@@ -48,8 +48,8 @@ class Replays:
         for key, (number, size) in other.done.items():
             self.done[key] = self.done[key].plus(number, size)
         self.conditional += other.conditional
-        self.untold += other.untold
-        self.blind += other.blind
+        self.kernels_only += other.kernels_only
+        self.unknown += other.unknown
         self.for_device += other.for_device
         self.unseen += other.unseen
         self.captured += other.captured
@@ -67,10 +67,10 @@ class Replays:
         if self.unseen:
             graphs = amount(self.unseen, "graph")
             yield f"launches of {graphs} are not recorded: 'gpt-hook run --calls graph' records them"
-        if self.untold:
-            yield f"not in this trace: work other than kernels in {amount(self.untold, 'launch')} of graphs"
-        if self.blind:
-            launches = amount(self.blind, "launch")
+        if self.kernels_only:
+            yield f"not in this trace: work other than kernels in {amount(self.kernels_only, 'launch')} of graphs"
+        if self.unknown:
+            launches = amount(self.unknown, "launch")
             yield f"not in this trace: the work in {launches} of graphs that were made before recording began"
 
 
@@ -82,8 +82,8 @@ def sum_replays(launched: Iterable[tuple[GraphContents, int]], graphs: Graphs) -
     for graph, launches in launched:
         found.conditional += launches if graph.unknown else 0
         if graph.operations is None:
-            found.untold += launches if graph.nodes > graph.kernels.total() else 0
-            found.blind += 0 if graph.nodes or graph.since else launches
+            found.kernels_only += launches if graph.nodes > graph.kernels.total() else 0
+            found.unknown += 0 if graph.nodes or graph.since else launches
         for one in graph.operations or ():
             found.done[one.type, one.op] = found.done[one.type, one.op].plus(launches * one.nodes, launches * one.bytes)
     found.for_device = sum(graph.for_device for _, graph in graphs.iter_all())

@@ -88,14 +88,14 @@ static enum hope ask(const char *name, enum gpt_pipeline which, const struct gpt
 // Return false if no supervisor answers.
 static bool ask_supervisor(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                            struct gpt_outcome *outcome) {
-    static bool said;
+    static bool warned;
     const char *name = gpt_find_broker();
     if (!*name || __atomic_load_n(&late, __ATOMIC_RELAXED))
         return false;
     enum hope hope = ask(name, which, input, output, outcome);
     if (hope == LATE)
         __atomic_store_n(&late, true, __ATOMIC_RELAXED);
-    if (hope > APART && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+    if (hope > APART && !__atomic_exchange_n(&warned, true, __ATOMIC_RELAXED))
         snprintf(outcome->note, sizeof(outcome->note),
                  "gpt-hook's supervisor, which compiles kernels, %s: each kernel gets a pipeline of its own, "
                  "which is "
@@ -139,7 +139,7 @@ static void read_answer(const struct gpt_bytes *records, const char *want, struc
                             false};
     const char *makes = want && strcmp(want, GPT_WANT_LOAD) ? "ptx" : "object";
     char where[512];
-    bool told = false, good = true;
+    bool has_error = false, good = true;
     while (good && cursor.at < cursor.end) {
         const unsigned char *start = cursor.at;
         struct gpt_record record = gpt_read_record(&cursor);
@@ -149,15 +149,15 @@ static void read_answer(const struct gpt_bytes *records, const char *want, struc
             good = copy(&outcome->made, record.data.data, record.data.number);
         else if (is(record.kind, "outline"))
             good = copy(&outcome->outline, start, (size_t)(cursor.at - start));
-        else if (is(record.kind, "diag") && is(record.level, "error") && !told) {
-            told = true;
+        else if (is(record.kind, "diag") && is(record.level, "error") && !has_error) {
+            has_error = true;
             outcome->status += !outcome->status;
             say_where(record.where, where, sizeof(where));
             snprintf(outcome->fault, sizeof(outcome->fault), "%s%.*s", where,
                      record.text.type == TEXT ? (int)record.text.number : 0, record.text.data);
         }
     }
-    if (told || !good)
+    if (has_error || !good)
         gpt_empty(&outcome->made);
     if (!good)
         snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));

@@ -128,7 +128,7 @@ void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], cons
 
 // Read what a pipeline has written to standard error, or the end of it. Returns the status in the last line,
 // or GPT_NO_STATUS, and the line before that.
-int gpt_read_errors(const char *said, size_t size, char *line, size_t room);
+int gpt_read_errors(const char *messages, size_t size, char *line, size_t room);
 
 // Return a copy of the environment without variables that would load libraries into stages or trace them. The
 // caller frees it.

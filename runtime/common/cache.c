@@ -54,16 +54,16 @@ bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_byt
     int folder = is_key(key) ? gpt_open_private(path, false, why) : -1;
     int file = folder >= 0 ? openat(folder, key, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
     struct stat status;
-    char said[DIGEST], digest[DIGEST + 1];
+    char stored_digest[DIGEST], digest[DIGEST + 1];
     bool whole = false;
     char *data = NULL;
     if (file >= 0 && gpt_is_private(file, S_IFREG) && !fstat(file, &status) && status.st_size <= limit) {
         size_t size = (size_t)status.st_size;
         if (size >= DIGEST && (data = malloc(size + 1)) && read_all(file, data, size)) {
-            memcpy(said, data, DIGEST);
+            memcpy(stored_digest, data, DIGEST);
             memcpy(data, key, DIGEST);
             gpt_sha256(data, size, digest);
-            whole = !memcmp(digest, said, DIGEST);
+            whole = !memcmp(digest, stored_digest, DIGEST);
         }
         if (whole) {
             futimens(file, NULL); // it was used
@@ -81,14 +81,15 @@ bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_byt
     return whole;
 }
 
-struct kept {
+struct cached_file {
     char name[DIGEST + 1];
     struct timespec used;
     off_t size;
 };
 
 static int by_use(const void *one, const void *other) {
-    struct timespec a = ((const struct kept *)one)->used, b = ((const struct kept *)other)->used;
+    struct timespec a = ((const struct cached_file *)one)->used,
+                    b = ((const struct cached_file *)other)->used;
     if (a.tv_sec != b.tv_sec)
         return a.tv_sec > b.tv_sec ? 1 : -1;
     return (a.tv_nsec > b.tv_nsec) - (a.tv_nsec < b.tv_nsec);
@@ -99,7 +100,7 @@ static int by_use(const void *one, const void *other) {
 static off_t shrink(int folder, off_t limit) {
     int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *entries = copy >= 0 ? fdopendir(copy) : NULL;
-    struct kept *all = NULL;
+    struct cached_file *all = NULL;
     size_t count = 0, room = 0;
     off_t total = 0;
     for (struct dirent *entry; entries && (entry = readdir(entries));) {
@@ -108,7 +109,7 @@ static off_t shrink(int folder, off_t limit) {
             !gpt_is_own(folder, entry->d_name, &status))
             continue;
         if (count == room) {
-            struct kept *larger = realloc(all, (2 * room + 64) * sizeof(*all));
+            struct cached_file *larger = realloc(all, (2 * room + 64) * sizeof(*all));
             if (!larger)
                 break;
             all = larger;
@@ -177,9 +178,9 @@ static char *name_folder(const char *name, char path[PATH_MAX]) {
 }
 
 static void say(const struct gpt_distrust *why) {
-    static _Atomic bool said;
+    static _Atomic bool stored_digest;
     char line[PATH_MAX + 512];
-    if (!*why->reason || getenv(GPT_CACHE_SAID) || atomic_exchange(&said, true))
+    if (!*why->reason || getenv(GPT_CACHE_SAID) || atomic_exchange(&stored_digest, true))
         return;
     snprintf(line, sizeof(line),
              "gpt-hook: warning: %s: %s; no code is cached: set XDG_CACHE_HOME to a folder of your own",
@@ -192,7 +193,7 @@ struct room { // for paths, which are too large for small stacks
     struct gpt_distrust why;
 };
 
-bool gpt_get_kept(const char *name, const char key[65], struct gpt_bytes *found) {
+bool gpt_get_cached(const char *name, const char key[65], struct gpt_bytes *found) {
     struct room *room = calloc(1, sizeof(*room));
     bool got =
         room && name_folder(name, room->path) && gpt_get_from(room->path, key, LIMIT, found, &room->why);
@@ -202,7 +203,7 @@ bool gpt_get_kept(const char *name, const char key[65], struct gpt_bytes *found)
     return got;
 }
 
-void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made) {
+void gpt_cache(const char *name, const char key[65], const struct gpt_bytes *made) {
     static long left; // one folder a process
     struct room *room = calloc(1, sizeof(*room));
     if (room && name_folder(name, room->path)) {
@@ -212,7 +213,7 @@ void gpt_keep(const char *name, const char key[65], const struct gpt_bytes *made
     free(room);
 }
 
-bool gpt_complain_of_kept(void) {
+bool gpt_warn_of_cache(void) {
     static const char *const names[] = {"probed", "probes", "sim", "asm", "ptx"};
     struct room *room = calloc(1, sizeof(*room));
     for (size_t i = 0; room && !*room->why.reason && i < sizeof(names) / sizeof(*names); i++) {

@@ -13,8 +13,8 @@ void gpt_sha256(const void *data, size_t size, char hex[65]);
 
 // Read a result from this folder of the user's cache. Returns false if there's no file for the key, or if the
 // file is damaged.
-bool gpt_get_kept(const char *folder, const char key[65], struct gpt_bytes *found);
-void gpt_keep(const char *folder, const char key[65], const struct gpt_bytes *made);
+bool gpt_get_cached(const char *folder, const char key[65], struct gpt_bytes *found);
+void gpt_cache(const char *folder, const char key[65], const struct gpt_bytes *made);
 
 // Do the same in a folder with this path, whose files may have `limit` bytes in total. `room` is how many
 // bytes this process may still write before it measures the folder again; it begins with 0. `why` tells the
@@ -26,7 +26,7 @@ void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made
 
 // Warn in gpt-hook if a cache can't be trusted. Returns whether a warning was written. If so, the processes
 // of the run don't repeat it.
-bool gpt_complain_of_kept(void);
+bool gpt_warn_of_cache(void);
 
 #define GPT_CACHE_SAID "GPT_CACHE_SAID" // environment variable: gpt-hook has warned
 

@@ -41,15 +41,15 @@ bool gpt_start_apart(void (*work)(pid_t root, int root_file)) {
 static int by_number(const void *one, const void *other) { return *(const int *)one - *(const int *)other; }
 
 void gpt_let_go(bool messages, const int *files, size_t count) {
-    int kept[8], null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    int numbers[8], null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int i = 0; i < (messages ? STDERR_FILENO : 3); i++)
         dup2(null, i);
     unsigned next = 3;
-    memcpy(kept, files, count * sizeof(*kept));
-    qsort(kept, count, sizeof(*kept), by_number);
-    for (size_t i = 0; i < count; next = (unsigned)kept[i++] + 1)
-        if ((unsigned)kept[i] > next)
-            close_range(next, (unsigned)kept[i] - 1, 0);
+    memcpy(numbers, files, count * sizeof(*numbers));
+    qsort(numbers, count, sizeof(*numbers), by_number);
+    for (size_t i = 0; i < count; next = (unsigned)numbers[i++] + 1)
+        if ((unsigned)numbers[i] > next)
+            close_range(next, (unsigned)numbers[i] - 1, 0);
     close_range(next, ~0u, 0);
     struct rlimit most;
     if (!getrlimit(RLIMIT_NOFILE, &most)) {

@@ -30,10 +30,10 @@ void gpt_make_words(enum gpt_pipeline which, char *const paths[GPT_STAGES], cons
     memcpy(words + 4 + GPT_STAGES, rest, sizeof(rest));
 }
 
-int gpt_read_errors(const char *said, size_t size, char *line, size_t room) {
+int gpt_read_errors(const char *messages, size_t size, char *line, size_t room) {
     char text[4096 + 1], *before = NULL, *last = NULL, *rest = text, *end;
     size_t shown = size < sizeof(text) - 1 ? size : sizeof(text) - 1;
-    memcpy(text, said + size - shown, shown);
+    memcpy(text, messages + size - shown, shown);
     text[shown] = '\0';
     for (char *next; (next = strtok_r(rest, "\n", &rest)); last = next)
         before = last;
@@ -47,7 +47,7 @@ int gpt_read_errors(const char *said, size_t size, char *line, size_t room) {
 
 char **gpt_make_environment(void) {
     static const char *const without[] = {"LD_PRELOAD=", "LD_AUDIT=", "GPT_HOOK_"};
-    size_t count = 0, kept = 0;
+    size_t count = 0, copied = 0;
     while (environ && environ[count])
         count++;
     char **copy = calloc(count + 1, sizeof(*copy));
@@ -56,7 +56,7 @@ char **gpt_make_environment(void) {
         for (size_t k = 0; k < sizeof(without) / sizeof(*without); k++)
             leave |= !strncmp(environ[i], without[k], strlen(without[k]));
         if (!leave)
-            copy[kept++] = environ[i];
+            copy[copied++] = environ[i];
     }
     return copy;
 }

@@ -115,11 +115,11 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
                             .environment = gpt_make_environment(),
                             .input = gpt_make_file(input->data, input->size),
                             .errors = gpt_make_file("", 0)};
-    struct gpt_bytes said = {0};
+    struct gpt_bytes messages = {0};
     if (run_plan(&plan, output)) {
-        bool heard = gpt_read_file(plan.errors, &said);
-        outcome->status = gpt_read_errors(heard && said.data ? said.data : "", heard ? said.size : 0,
-                                          outcome->fault, sizeof(outcome->fault));
+        bool heard = gpt_read_file(plan.errors, &messages);
+        outcome->status = gpt_read_errors(heard && messages.data ? messages.data : "",
+                                          heard ? messages.size : 0, outcome->fault, sizeof(outcome->fault));
     } else {
         bool late = errno == ETIMEDOUT;
         outcome->status = late ? GPT_MISSING : GPT_NOT_RUN;
@@ -133,5 +133,5 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
     if (plan.errors >= 0)
         close(plan.errors);
     free(plan.environment);
-    gpt_empty(&said);
+    gpt_empty(&messages);
 }

@@ -120,7 +120,7 @@ static bool is_arch(const char *arch) {
 }
 
 // Accept a question, or return the reason why it can't be answered.
-static struct gpt_fault take(struct client *client, const struct gpt_question *question) {
+static struct gpt_fault accept_question(struct client *client, const struct gpt_question *question) {
     client->which = question->pipeline;
     memcpy(client->arch, question->arch, sizeof(client->arch));
     if (!is_arch(client->arch))
@@ -168,7 +168,7 @@ static void hear(struct client *client) {
         fault = gpt_add_pipeline(question->digest, message.text);
         reply(client, fault ? GPT_MISSING : 0, (struct gpt_fault){NULL, fault ? fault : ""}, NULL);
     } else {
-        struct gpt_fault refused = take(client, question);
+        struct gpt_fault refused = accept_question(client, question);
         if (refused.code)
             reply(client, GPT_MISSING, refused, NULL);
     }
@@ -196,7 +196,7 @@ static void give_up(struct worker *worker, bool late) {
     char fault[sizeof(((struct gpt_reply *)0)->fault)] = "";
     for (int i = 0; i < 64 && worker->errors >= 0; i++) // more than a pipe holds
         worker_hear(worker);
-    int status = gpt_read_errors(worker->said, worker->said_size, fault, sizeof(fault));
+    int status = gpt_read_errors(worker->messages, worker->messages_size, fault, sizeof(fault));
     const char *who = client && client->which == GPT_PROBE ? "it" : "gpt-extract or gpt-asm";
     if (late)
         snprintf(fault, sizeof(fault), "%s didn't answer in time", who);

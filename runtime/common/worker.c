@@ -102,7 +102,7 @@ bool worker_give(struct worker *worker, const int files[GPT_FILES]) {
         worker->input.size = before;
         return false;
     }
-    worker->said_size = 0;
+    worker->messages_size = 0;
     worker->busy = true;
     worker->asked = worker->syncs;
     worker->pause = BEAT;
@@ -131,17 +131,17 @@ void worker_beat(struct worker *worker) {
 }
 
 void worker_hear(struct worker *worker) {
-    char block[sizeof(worker->said) / 2];
+    char block[sizeof(worker->messages) / 2];
     ssize_t got = read(worker->errors, block, sizeof(block));
     if (!got)
         close_file(&worker->errors);
     if (got <= 0)
         return;
-    size_t over = worker->said_size + (size_t)got, most = sizeof(worker->said);
+    size_t over = worker->messages_size + (size_t)got, most = sizeof(worker->messages);
     over = over > most ? over - most : 0;
-    memmove(worker->said, worker->said + over, worker->said_size -= over);
-    memcpy(worker->said + worker->said_size, block, (size_t)got);
-    worker->said_size += (size_t)got;
+    memmove(worker->messages, worker->messages + over, worker->messages_size -= over);
+    memcpy(worker->messages + worker->messages_size, block, (size_t)got);
+    worker->messages_size += (size_t)got;
 }
 
 // Return whether there are only complete `sync` records.

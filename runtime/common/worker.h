@@ -8,8 +8,8 @@
 struct worker {
     pid_t pid;           // its shell, which leads a group; 0: it has ended
     int in, out, errors; // -1: closed
-    char said[4096];     // the end of what it wrote to standard error
-    size_t said_size;
+    char messages[4096]; // the end of what it wrote to standard error
+    size_t messages_size;
     bool begun, busy; // there is one; it has a request
     char arch[GPT_ARCH_BYTES];
     const char *probe;              // its pipeline that weaves probes, the same as its clients'

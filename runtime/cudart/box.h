@@ -1,4 +1,4 @@
-// Boxes of memory: cudaMemcpy3DParms, and what the driver takes for it.
+// Three-dimensional boxes of memory: the runtime's structure for copies, cudaMemcpy3DParms, and the driver's.
 
 #ifndef GPT_CUDART_BOX_H
 #define GPT_CUDART_BOX_H

@@ -1,7 +1,7 @@
-// libcudart.so.13 over the public driver API: what nvcc's host code (`-cudart shared`) calls, for the
-// simulated device and any other libcuda.so.1. The runtime API has the driver's handles, flags and error
-// codes, and most of its structures. tests/runtime/test_cudart.py compares these declarations with CUDA's
-// headers.
+// Our libcudart.so.13, which programs built with `nvcc -cudart shared` load. NVIDIA's refuses the simulated
+// device, because it depends on private tables of NVIDIA's driver. Ours calls only the public driver API, so
+// it works with any libcuda.so.1. Handles, flags, error codes and most structures are the same in both APIs,
+// and are passed through. tests/runtime/test_cudart.py compares our declarations with CUDA's headers.
 
 #ifndef GPT_CUDART_H
 #define GPT_CUDART_H
@@ -41,7 +41,8 @@ typedef struct {
     unsigned x, y, z;
 } dim3;
 
-// Calls a driver function by its symbol; 36 if the driver doesn't have it.
+// Calls a driver function by its symbol. Returns 36 (cudaErrorCallRequiresNewerDriver) if the driver doesn't
+// have it.
 #define DRIVER(name, parameters, ...)                                                                        \
     ({                                                                                                       \
         static int(*of_driver) parameters;                                                                   \
@@ -49,7 +50,8 @@ typedef struct {
         function_of_driver ? function_of_driver(__VA_ARGS__) : cudaErrorCallRequiresNewerDriver;             \
     })
 
-// Defines a function of the runtime API, which makes sure that a context is current, and remembers its error.
+// Defines a function of the runtime API. It first makes a context current if there's none, and its error is
+// saved for cudaGetLastError.
 #define DEFINE(name, parameters, ...)                                                                        \
     API name parameters {                                                                                    \
         int begun = cudart_begin();                                                                          \

@@ -1,4 +1,5 @@
-// The driver, the device of each thread and its primary context, and the errors.
+// Loads the driver, and implements functions for devices and errors. Each thread has a current device, whose
+// primary context is used.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,8 +20,8 @@ void (*cudart_after_reset)(void);
 static void *library;
 static int loaded;
 
-// Its first byte is set once the driver is initialized; the kernel clears it in a forked child, which may not
-// use the driver.
+// A page whose first byte is set once the driver is initialized. The kernel clears the page in a forked
+// child, which may not use the driver.
 enum { PAGE = 4096 };
 static __attribute__((aligned(PAGE))) char ready[PAGE];
 
@@ -82,7 +83,7 @@ int cudart_end(int status) {
     return status;
 }
 
-// Return whether an error stays, because it breaks the context.
+// Return whether later calls return this error too, because it has broken the context.
 static bool is_sticky(int error) {
     return error == 214 || error == 700 || error == 702 || error == 710 || (error >= 714 && error <= 719);
 }

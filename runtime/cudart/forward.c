@@ -1,5 +1,5 @@
-// Functions that the driver has with the same meaning and parameters: settings of contexts, streams, events,
-// pools, graphs. Graph nodes with different parameters are in graph.c.
+// Functions that only call a driver function with the same parameters: settings of contexts, streams, events,
+// memory pools, graphs. Graph nodes whose parameters differ are in graph.c.
 
 #include "cudart.h"
 

@@ -1,5 +1,5 @@
-// Nodes of graphs whose parameters are not the driver's: kernels, copies, values, conditions. The others are
-// in forward.c.
+// Graph nodes whose parameters differ from those in the driver API: kernels, copies, memsets, conditions. The
+// others are in forward.c.
 
 #include "box.h"
 

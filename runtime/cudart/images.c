@@ -1,5 +1,6 @@
 // The images, kernels and variables that nvcc's host code registers before main. An image is loaded when one
-// of its kernels or variables is first used, as a driver library, which has no context.
+// of its kernels or variables is first used. We load it as a library (cuLibraryLoadData), because a library
+// can be used in all contexts.
 
 #include <pthread.h>
 #include <search.h>
@@ -49,20 +50,20 @@ static struct named *find(const void *symbol) {
 }
 
 static void add(struct named named) {
-    struct named *kept = malloc(sizeof(*kept));
-    if (!kept)
+    struct named *copy = malloc(sizeof(*copy));
+    if (!copy)
         abort();
-    *kept = named;
+    *copy = named;
     pthread_mutex_lock(&lock);
     struct named *before = find(named.symbol);
     if (before) { // left by a library that was unloaded without unregistering it
         tdelete(before, &symbols, compare);
         before->symbol = NULL;
     }
-    tsearch(kept, &symbols, compare);
+    tsearch(copy, &symbols, compare);
     if (named.image) {
-        kept->next = named.image->first;
-        named.image->first = kept;
+        copy->next = named.image->first;
+        named.image->first = copy;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -129,7 +130,7 @@ static int load(struct image *image) {
     return image->status;
 }
 
-// Managed variables have other addresses in a new context.
+// Look up all managed variables again, because their addresses have changed with a new context.
 static void find_all_managed(void) {
     pthread_mutex_lock(&lock);
     for (struct image *image = images; image; image = image->next)
@@ -140,7 +141,8 @@ static void find_all_managed(void) {
 
 __attribute__((constructor)) static void setup(void) { cudart_after_reset = find_all_managed; }
 
-// Call this before the first use of a variable in managed memory, which may be a read by the program itself.
+// nvcc's code calls this before the program first accesses a managed variable, which needs no call into the
+// runtime.
 __attribute__((visibility("default"))) char __cudaInitModule(void **handle) {
     int status = cudart_begin();
     if (status)

@@ -30,8 +30,8 @@ API __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void **s
     return cudaSuccess;
 }
 
-// The driver has 32 bits for `shared`. A larger size is rejected here; CUDA 13 on an H200 launches with the
-// low 32 bits.
+// Launch a kernel. The driver's parameter for `shared` has only 32 bits, so a larger size is an error here.
+// NVIDIA's runtime (CUDA 13, H200) ignores the upper bits.
 static int launch(void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *stream,
                   bool cooperative) {
     if (!kernel) // __cudaGetKernel has set the error

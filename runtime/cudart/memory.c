@@ -120,8 +120,8 @@ DEFINE(cudaMemcpyPeerAsync,
        (void *to, int to_device, const void *from, int from_device, size_t size, void *stream),
        copy_peer_async(to, to_device, from, from_device, size, stream))
 
-// Variables: `place` is `offset` bytes into the variable, provided that `count` bytes from there are inside
-// it.
+// Variables: get the address `offset` bytes into a variable, after checking that `count` bytes from there are
+// inside it.
 
 static int place_in(const void *symbol, size_t offset, size_t count, bool right_direction, void **place) {
     uint64_t address;

@@ -6,10 +6,10 @@
 #include "cudart.h"
 #include "say.h"
 
-static int refuse(const char *name, bool *said) {
+static int refuse(const char *name, bool *warned) {
     if (cudart_is_forked())
         return cudart_end(cudaErrorInitializationError);
-    if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
+    if (!__atomic_exchange_n(warned, true, __ATOMIC_RELAXED)) {
         char line[256];
         snprintf(line, sizeof(line), "libcudart.so.13: error: %s: not in this library: see gpt-sim(7)", name);
         gpt_write_line(line);
@@ -19,7 +19,7 @@ static int refuse(const char *name, bool *said) {
 
 #define X(name)                                                                                              \
     __attribute__((weak)) API name(void) {                                                                   \
-        static bool said;                                                                                    \
-        return refuse(#name, &said);                                                                         \
+        static bool warned;                                                                                  \
+        return refuse(#name, &warned);                                                                       \
     }
 #include "names.h"

@@ -1,10 +1,11 @@
-// The helper of a live stream. The program writes its traces to files in a private folder, as it always does,
-// so that a slow reader never holds it up; this process reads those files as they grow.
+// The helper process of a live stream. The program writes its traces to files in a private folder, as it does
+// for any run, so that a slow reader never makes it wait. The helper reads these files while they grow, and
+// writes the stream.
 //
-// The stream has segments of several processes in turn: the helper goes from process to process and passes on
-// new records. It ends when no process can begin a trace any more: the command has ended, and so have all
-// processes, including daemons, that were started with the folder in their environment. The helper isn't a
-// descendant of such a process, nor a child of the command, which might wait for it.
+// If there are several processes, the helper goes from one to the next and passes on new records, so their
+// segments are interleaved. It ends when no process is left that could begin a trace: the command has ended,
+// and so have all processes, including daemons, that have the folder in their environment. The helper isn't a
+// child of the command, because the command might wait for all of its children.
 
 #include <dirent.h>
 #include <errno.h>
@@ -177,7 +178,8 @@ static bool follow_all(bool last) {
     return any;
 }
 
-// A source always writes a segment, even without a trace. One that isn't `whole` has no `end` record.
+// Write a segment without records if no process has written a trace: a stream must have at least one segment.
+// It gets an `end` record only if it's `whole`.
 static void put_empty_segment(pid_t pid, bool whole) {
     static unsigned char room[128 << 10];
     struct gpt_packer buffer = {room, room + sizeof(room), false};

@@ -1,7 +1,8 @@
-// The rows of a record, passed on while the program fills them in.
+// Passes on the rows of records. A program reserves rows when it writes a record, and fills them in later.
 //
-// Rows of `calls` and `gpu_times` are passed on when the call has returned; rows of counts when the count has
-// grown, with the difference; rows of other kinds at the end. Each is passed on in a record like its own.
+// A row of `calls` or `gpu_times` is passed on once the call has returned. A row with a count is passed on
+// whenever the count has grown, with the difference. Other rows are passed on when the process has ended.
+// Rows that are passed on together form a record of the same kind as the original.
 
 #include <stdlib.h>
 
@@ -106,16 +107,16 @@ struct rows *rows_find(const unsigned char *record, struct cursor body, uint64_t
         found.way = CALLS;
     else
         found.way = aligned && lies_in(found.number, found.stride) ? COUNTS : OTHER;
-    struct rows *kept = malloc(sizeof(found) + found.head_size);
+    struct rows *result = malloc(sizeof(found) + found.head_size);
     found.passed = calloc(found.count + 1, sizeof(*found.passed));
-    if (!kept || !found.passed) {
+    if (!result || !found.passed) {
         free(found.passed);
-        free(kept);
+        free(result);
         return NULL;
     }
-    *kept = found;
-    memcpy(kept->head, record, found.head_size);
-    return kept;
+    *result = found;
+    memcpy(result->head, record, found.head_size);
+    return result;
 }
 
 static const unsigned char *row_at(const struct rows *rows, uint64_t row) {

@@ -1,13 +1,15 @@
 // One trace, read while it is written.
 //
-// Most records never change once a chunk's `used` counts them: they're passed on as they are, and rows as
-// they're filled in (rows.c).
+// A chunk of the file has a count `used` of its bytes. Once it includes a record, the record doesn't change
+// any more, and is passed on as it is. The exception is rows, which are passed on when they're filled in
+// (rows.c).
 //
-// A reader must know a function before its calls. The hook writes `api` before the row, so we read in the
-// opposite order: rows first, then records, and write the records first.
+// In the stream, a function must be defined (`api`) before the rows of its calls. The hook writes them in
+// that order too. So we read rows first and records second, and write the records first: then every row's
+// function is among them, or was written earlier.
 //
-// The program can write anything to its trace at any time, so we copy records before we look at them. It can
-// also truncate the file; then we read zeros (follow.c).
+// The program can overwrite its trace at any time, so we copy a record before we parse it. If it truncates
+// the file, we read zeros (follow.c).
 
 #include <endian.h>
 #include <errno.h>

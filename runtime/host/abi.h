@@ -2,12 +2,12 @@
 // (runtime/sim).
 //
 // A PTX function becomes a C function whose first argument is the simulated thread. Each thread has its own
-// stack: where threads have to wait for each other, the code calls a service, which runs other threads and
-// returns when this one can continue. Between such calls, no other thread of the same block runs; different
-// blocks run on several host threads at once.
+// stack. Where threads have to wait for each other, the code calls a service, which runs other threads and
+// returns when this one can continue. Between such calls, no other thread of the same block runs. Different
+// blocks may run at the same time, on several host threads.
 //
 // Addresses in .global, .param and the generic space are host addresses. Addresses in .shared, .local and
-// .const are offsets from the start of a window: of the block, of the thread, of the module.
+// .const are offsets into a window: the block's shared memory, the thread's stack, or the module's constants.
 
 #ifndef GPT_HOST_ABI_H
 #define GPT_HOST_ABI_H
@@ -16,19 +16,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// PTX has 16 barriers; the last one here is for the cluster, which contains only this block.
+// PTX has 16 barriers per block. There's one more for barrier.cluster, as every cluster consists of one
+// block.
 enum { HOST_ABI = 4, HOST_WARP = 32, HOST_BARRIERS = 17 };
 
 struct host_thread;
 
-// The bytes around an instruction's last address. All of them may be accessed, so nearby accesses need no
-// check.
+// The allocation that an instruction accessed last. As long as its next accesses are inside, they need no
+// other check.
 struct host_place {
     uint64_t start, size;
 };
 
-// Combines the values of lanes that have met. `data` has a pointer for each lane of `mask` to its operands,
-// where its result goes too. It's called once for all lanes, on the stack of one of them.
+// Combines the values of lanes that have met, for example in a shuffle. `data` has a pointer to the operands
+// of each lane of `mask`, and results are stored in their place. It's called once for all lanes, on the stack
+// of one of them.
 typedef void host_combine(void *const data[HOST_WARP], uint32_t mask);
 
 enum host_barrier {
@@ -52,22 +54,24 @@ enum host_fault {
     HOST_FAULT_CLUSTER, // st.async, red.async: the launch has no clusters
 };
 
-// Functions of the program that runs the code. `site` is the calling instruction's index in
+// The functions that the generated code can call. `site` identifies the instruction that calls: its index in
 // host_kernel.sites.
 struct host_services {
     // Lets other threads run. Called after `budget` backward branches, and in loops that wait for memory to
     // change.
     void (*turn)(struct host_thread *, uint32_t site);
-    // Waits until every lane of `mask` that hasn't exited has called meet with this mask and function; calls
-    // the function once and returns the mask of the lanes that met. With mask 0 it waits until no other lane
-    // of the warp can advance; the lanes that are then at this site meet.
+    // Waits until every lane of `mask` that hasn't exited has called meet with this mask and function. Then
+    // calls the function once, and returns the mask of the lanes that met. With mask 0, which is for
+    // instructions without a mask, it waits until no other lane of the warp can advance; then the lanes at
+    // this site meet.
     uint32_t (*meet)(struct host_thread *, uint32_t site, uint32_t mask, host_combine *, void *data);
     // bar and barrier. `threads` is a multiple of the warp's size, or 0 for all threads of the block that
     // haven't exited.
     uint32_t (*barrier)(struct host_thread *, uint32_t site, enum host_barrier, uint32_t id, uint32_t threads,
                         bool value);
-    // Checks a global or generic address outside the instruction's place and the thread's windows. If the
-    // bytes may be accessed, sets the place and returns.
+    // Checks an access to a global or generic address that's neither in the instruction's place nor in a
+    // window of the thread. If the bytes may be accessed, updates the place and returns; otherwise ends the
+    // launch.
     void (*see)(struct host_thread *, uint32_t site, uint64_t address, uint64_t size);
     // Ends the launch: does not return.
     void (*fault)(struct host_thread *, uint32_t site, enum host_fault, uint64_t address)
@@ -86,9 +90,9 @@ struct host_services {
 
 struct host_thread {
     const struct host_services *services;
-    // Where the windows begin, at multiples of 1024. The local window is the thread's stack, since code keeps
-    // .local variables in its frames. The shared window has the static variables, then, at a multiple of
-    // host_kernel.shared_align, the dynamic ones up to its end.
+    // Where the windows begin, at multiples of 1024. The local window is the thread's stack, because
+    // generated functions have their .local variables in their C frames. The shared window has the static
+    // variables and, from the next multiple of host_kernel.shared_align to its end, the dynamic ones.
     unsigned char *shared, *local;
     const unsigned char *constant;
     uint32_t shared_size, local_size, constant_size; // bytes

@@ -60,7 +60,8 @@ CALLED uint128_t atomic_exch_b128(struct host_thread *t, uint128_t *at, uint128_
     return old;
 }
 
-// In global memory subnormal numbers count as zero, in shared memory they do not (the PTX manual, atom).
+// atom.add.f32 flushes subnormal numbers to zero in global memory, but not in shared memory (PTX manual,
+// atom).
 INLINE uint32_t host_sum(struct host_thread *t, const void *at, uint32_t a, uint32_t b) {
     bool flush = (uint64_t)at - (uint64_t)t->shared >= t->shared_size;
     return bits_f32(f32_add(as_f32(a), as_f32(b), ROUND_rn, flush ? FLAG_ftz : FLAG));

@@ -1,5 +1,5 @@
-// cvt, for the rows of gpt/asm/host/floating.py, with the conversions of formats.h. .ftz flushes only f32, as
-// operand and as result.
+// The cvt instruction, as gpt/asm/host/floating.py uses it. formats.h has the conversions themselves. With
+// .ftz, only f32 values are flushed, whether they're operands or results.
 
 #ifndef GPT_HOST_CONVERT_H
 #define GPT_HOST_CONVERT_H
@@ -8,11 +8,11 @@
 
 #define IS_SIGNED(type) ((type) - 1 < 1)
 
-// What a NaN becomes.
+// The integer that a NaN is converted to
 #define NAN_INTEGER(type, source)                                                                            \
     (sizeof(type) == 8 || sizeof(source) == 8 ? 1ull << (8 * sizeof(type) - 1) : 0)
 
-// Convert operands to double. FLAG_payload: a NaN keeps its payload.
+// Convert operands of any type to double. With FLAG_payload, a NaN keeps its payload.
 enum { KEEP_f16 = 0, KEEP_bf16 = 0, KEEP_f32 = 0, KEEP_f64 = FLAG_payload };
 INLINE double read_f16(uint16_t value, unsigned flags) { return (void)flags, host_widen_f16(value); }
 INLINE double read_bf16(uint16_t value, unsigned flags) {
@@ -28,7 +28,7 @@ INLINE double read_f64(double value, unsigned flags) { return (void)flags, value
 #define LOW_bf16x2(value, flags) read_bf16(LOW(value), flags)
 #define HIGH_bf16x2(value, flags) read_bf16(HIGH(value), flags)
 
-// Results, from double.
+// Convert a double to a result of any type.
 INLINE uint16_t write_f16(double value, enum host_round round, unsigned flags) {
     return (uint16_t)host_narrow(FORMAT_f16, value, round, flags & ~(unsigned)FLAG_ftz);
 }
@@ -47,14 +47,14 @@ INLINE double write_f64(double value, enum host_round round, unsigned flags) {
     return !(flags & FLAG_sat) ? value : value > 0 ? value < 1 ? value : 1 : 0;
 }
 
-// On an H200, .rna cuts off the lower bits of a NaN.
+// With .rna, a NaN keeps its upper bits, as on an H200.
 CALLED uint32_t write_tf32(float value, enum host_round round, unsigned flags) {
     if (round == ROUND_rna && value != value)
         return bits_f32(value) & 0xffffe000;
     return (uint32_t)host_narrow(FORMAT_tf32, (double)value, round, flags) << 13;
 }
 
-// An integer's results.
+// Convert an integer to a floating-point result.
 INLINE uint16_t integer_f16(uint64_t value, bool is_signed, enum host_round round, unsigned flags) {
     return (uint16_t)host_from_integer(FORMAT_f16, value, is_signed, round, flags);
 }
@@ -77,14 +77,15 @@ CALLED uint16_t narrow_two(enum host_format format, int width, double a, double 
                       host_narrow(format, b, ROUND_rn, flags));
 }
 
-// Convert to a pair of f16; NaN becomes the canonical one.
+// Convert two numbers of `width` bits each to a pair of f16. A NaN becomes the canonical NaN.
 CALLED uint32_t widen_two(enum host_format format, int width, uint32_t value, unsigned flags) {
     uint32_t mask = (1u << width) - 1;
     return PAIR(host_narrow(FORMAT_f16, host_widen(format, value & mask), ROUND_rn, flags),
                 host_narrow(FORMAT_f16, host_widen(format, value >> width & mask), ROUND_rn, flags));
 }
 
-// ue8m0: 2^(encoding - 127), 0xff is NaN. The sign is dropped, and numbers below 2^-127 become 2^-127.
+// Convert to ue8m0, which encodes 2^(encoding - 127); 0xff is NaN. The sign is dropped, and numbers below
+// 2^-127 become 2^-127.
 CALLED uint8_t host_ue8m0(double value, enum host_round round, unsigned flags) {
     if (value != value)
         return 0xff;

@@ -1,5 +1,5 @@
-// Included by the code that `gpt-asm --arch host` makes: control, memory accesses, mbarriers. Arithmetic is
-// in integers.h and math.h.
+// Included by the C code that `gpt-asm --arch host` generates: control flow, memory accesses and mbarriers.
+// integers.h and math.h have the arithmetic.
 
 #ifndef GPT_HOST_DEVICE_H
 #define GPT_HOST_DEVICE_H
@@ -57,7 +57,7 @@ INLINE uint64_t bits_f64(double value) {
 
 // Control
 
-// Bytes of stack that our own code and the services need on top of a function's frame.
+// How many bytes of stack our own functions and the services need, besides the frame of a generated function.
 enum { HOST_RESERVE = 16384 };
 
 INLINE void host_enter(struct host_thread *t, uint32_t site, uint64_t size) {
@@ -71,7 +71,7 @@ INLINE void host_back(struct host_thread *t, uint32_t site) {
         t->services->turn(t, site);
 }
 
-// A device function whose address is taken. A list of them ends with an entry without code.
+// A device function that may be called through a pointer. The list of them ends with an entry without code.
 struct host_target {
     uint64_t address;
     void *code;
@@ -116,7 +116,8 @@ INLINE uint64_t host_time(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-// Memory: each returns the host address of `size` accessible bytes; `size` is a power of two.
+// Memory. Each function checks that `size` bytes at an address may be accessed, and returns their host
+// address. `size` is a power of two.
 
 OUTLINE _Noreturn void host_outside(struct host_thread *t, uint32_t site, uint64_t address, uint64_t size,
                                     enum host_fault fault) {
@@ -223,8 +224,9 @@ INLINE void host_copy_part(struct host_thread *t, uint32_t site, unsigned char *
     }
 }
 
-// mbarriers. Bit 63 is the phase; bits 43 to 62 are how many arrivals a phase expects, 23 to 42 how many are
-// still missing, and bits 0 to 22 the bytes still to arrive, signed.
+// mbarriers, in a format of our own: bit 63 is the phase, bits 43 to 62 are the number of arrivals that each
+// phase expects, bits 23 to 42 how many of them are still missing, and bits 0 to 22 the number of bytes still
+// to arrive, signed.
 enum { HOST_PENDING = 23, HOST_EXPECTED = 43, HOST_COUNT = 0xfffff };
 
 INLINE uint64_t host_mbarrier(uint64_t count) {

@@ -1,5 +1,5 @@
-// Floating-point formats and their conversion: every format of PTX from and to double, and from and to
-// integers, with every rounding mode. One value, significand * 2^exponent, is rounded once.
+// All floating-point formats of PTX, and their conversion from and to double and integers, with every
+// rounding mode. A value is represented as significand * 2^exponent, exactly, and rounded once.
 //
 // PTX ISA: "Fundamental Types", "Alternate Floating-Point Data Formats", "cvt".
 
@@ -67,8 +67,8 @@ static const struct {
 
 INLINE uint64_t host_sign(enum host_format format) { return 1ull << (host_formats[format].size - 1); }
 
-// Return whether the bits cut off round the magnitude up: `rest` is 0 for none, 1 for less than half, 2 for
-// half, 3 for more.
+// Return whether rounding increases the magnitude. `rest` describes the bits that are cut off: 0 if they're
+// zero, 1 for less than half of the last bit, 2 for exactly half, 3 for more.
 INLINE bool host_rounds_up(enum host_round round, bool negative, bool odd, unsigned rest) {
     switch (round) {
     case ROUND_rz:
@@ -89,8 +89,9 @@ INLINE uint64_t host_shift_right(uint64_t value, int shift) {
     return shift > 63 ? value != 0 : shift > 0 ? value >> shift | (value << (64 - shift) != 0) : value;
 }
 
-// Return the encoding, with its sign, of significand * 2^exponent. With .ftz, a result below the least normal
-// number becomes 0. As on an H200, that's decided after rounding without a limit on the exponent.
+// Round significand * 2^exponent to a format, and return the encoding with its sign. With .ftz, a result
+// below the least normal number becomes 0. As on an H200, the result is first rounded as if there were no
+// smallest exponent, and then compared.
 CALLED uint64_t host_encode(enum host_format format, uint64_t significand, int exponent, bool negative,
                             enum host_round round, unsigned flags) {
     int fraction = host_formats[format].fraction, bias = (1 << (host_formats[format].exponent - 1)) - 1;

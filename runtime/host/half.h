@@ -1,7 +1,7 @@
-// Floating-point instructions on f16, bf16, f16x2 and bf16x2 ("Half Precision Floating Point Instructions"),
-// and on f32x2. Operands are encodings: of 16 bits, or pairs with the first in the lower half. Each result is
-// exact, rounded once: the exact value, or one rounded to odd in double, is rounded to the format. A NaN is
-// the canonical 0x7fff.
+// Floating-point instructions on f16, bf16, f16x2 and bf16x2 (PTX ISA, "Half Precision Floating Point
+// Instructions"), and on f32x2. Operands are the bits of a number, or of a pair, with the first number in the
+// lower half. Each result is as if it were computed exactly and rounded once: in double it's either exact, or
+// rounded to odd, which makes the second rounding correct. Every NaN is the canonical 0x7fff.
 
 #ifndef GPT_HOST_HALF_H
 #define GPT_HOST_HALF_H

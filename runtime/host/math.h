@@ -2,14 +2,16 @@
 // and everything else that code from gpt/asm/host/floating.py calls. To be compiled with -ffp-contract=off,
 // and linked with -lm.
 //
-// NaN: an f32 result is the canonical 0x7fffffff. PTX doesn't say which NaN an f64 result is. We do what an
-// H200 does: the result is the NaN operand, made quiet, or 0xfff8000000000000 without one. If several are
-// NaN, the second wins, then (in fma) the third; in div the first wins. .ftz flushes operands and result.
-// Approximate functions are computed in double and rounded: they keep every bound in the manual, but their
-// bits differ from hardware's.
+// If an f32 result is NaN, it's the canonical 0x7fffffff. PTX doesn't define the bits of an f64 NaN, so we
+// return the same as an H200: the operand that's NaN, made quiet, or 0xfff8000000000000 if none is. If
+// several operands are NaN, it's the second one, or in fma the third if the second isn't NaN; in div, it's
+// the first. .ftz flushes operands and result.
 //
-// Rounding modes other than C's, and .ftz near the least normal number, are up to the processor
-// (arch_math.h).
+// Approximate functions are computed in double and rounded. Their error is within the bounds in the manual,
+// but hardware returns other bits.
+//
+// The processor's own instructions are needed for rounding modes that C doesn't have, and for .ftz near the
+// least normal number (arch_math.h).
 
 #ifndef GPT_HOST_MATH_H
 #define GPT_HOST_MATH_H
@@ -33,8 +35,8 @@ INLINE float host_f32_flushed(float value, unsigned flags) {
     return flags & FLAG_ftz ? host_f32_flush(value) : value;
 }
 
-// True if C's own operator gives the right result. It may not near the smallest normal number, where only the
-// processor knows whether the unrounded value was below it.
+// True if the result of C's operator is right. It may be wrong near the smallest normal number, because C
+// can't tell whether the value was below it before rounding.
 #define HOST_IS_PLAIN(result)                                                                                \
     (round == ROUND_rn && (!(flags & FLAG_ftz) || !(__builtin_fabsf(result) <= 0x1p-126f)))
 
@@ -273,7 +275,7 @@ HOST_APPROXIMATE(lg2, __builtin_log2(a))
 HOST_APPROXIMATE(ex2, __builtin_exp2(a))
 HOST_APPROXIMATE(tanh, __builtin_tanh(a))
 
-// div.approx is a * (1 / b): where |b| > 2^126 the reciprocal is 0. div.full scales its operands first.
+// div.approx computes a * (1 / b), so the result is 0 if |b| > 2^126. div.full scales its operands first.
 INLINE float f32_div_approx(float a, float b, unsigned flags) {
     if (__builtin_fabsf(b) > 0x1p126f && __builtin_fabsf(b) <= 0x1.fffffep127f)
         return f32_mul(a, __builtin_copysignf(0, b), ROUND_rn, flags);

@@ -1,12 +1,14 @@
 // mma and wmma: a warp's product of matrices, D = A * B + C ("Warp Level Matrix Multiply-Accumulate
 // Instructions").
 //
-// For floats, the products are exact and are added in double to the element of C, from k = 0 up; the sum is
-// rounded once, to nearest, to D's type. (Hardware adds in its own order and precision.) For f64, each step
-// is an fma. Integers are added exactly; the sum wraps, or is clamped at the end with .satfinite.
+// For floats, products are exact. They're added in double to the element of C, starting with k = 0, and the
+// sum is rounded once, to the nearest number of D's type. (Hardware adds in another order and precision.) For
+// f64, each step is an fma. Integers are added exactly; the sum wraps around, or with .satfinite, is clamped
+// at the end.
 //
-// mma's fragments are laid out as in the manual. wmma's are opaque: here each lane has an equal share of the
-// elements, in order of rows (A, C, D) or columns (B), repeated if a fragment has room for more.
+// The manual defines how mma distributes the elements of a matrix over the lanes of a warp. For wmma, it
+// leaves that open. Here, each lane gets an equal share of the elements, by rows (A, C, D) or by columns (B).
+// If a fragment has room for more, they're repeated.
 
 #ifndef GPT_HOST_MATRIX_H
 #define GPT_HOST_MATRIX_H

@@ -1,4 +1,5 @@
-// Checks the words of --calls and --stacks, because a misspelt one would silently record nothing.
+// Checks the words in --calls and --stacks. Without these checks, a run with a misspelt name would record
+// nothing, and nobody would notice.
 
 #include <stdio.h>
 #include <string.h>
@@ -63,7 +64,8 @@ static void check_name(const char *option, const char *word) {
          count ? " (there is " : "; 'gpt-hook functions' lists them", text, count ? ")" : "");
 }
 
-// Globs may match functions that are newer than this program.
+// Check all words of an option. A glob isn't checked, because it may be meant for functions newer than this
+// program.
 void check_calls(const char *option, const char *calls) {
     static const char *const words =
         "all, none, query, context, device, event, graph, kernel, memcpy, memory, memset, "

@@ -81,7 +81,7 @@ static int reach(pid_t pid, const char *name, uid_t *user) {
     return -1;
 }
 
-// Return whether it would take orders from this user, or is gone.
+// Return whether a process accepts orders from this user, or has ended.
 static bool is_ours(pid_t pid) {
     struct stat process;
     char path[64];
@@ -89,7 +89,7 @@ static bool is_ours(pid_t pid) {
     return !geteuid() || stat(path, &process) || gpt_is_user(process.st_uid, geteuid());
 }
 
-// Terminate all texts, whatever process answered.
+// Write a zero at the end of each text: the answer may come from a process that isn't ours.
 static void end_texts(struct gpt_state *state) {
     const struct {
         char *text;
@@ -184,7 +184,7 @@ static void find_run(struct asking *asking, pid_t pid, const char *name, const c
     snprintf(asking->run, sizeof(asking->run), "%s", run);
 }
 
-// Ask a listening process whose pid was given or, with --all, that belongs to the run.
+// Send the order to a listening process if its pid was given or, with --all, if it belongs to the run.
 static void ask_if_meant(struct asking *asking, pid_t pid, const char *name, const char *run) {
     if (asking->all ? !strcmp(run, asking->run) : pid == asking->pid)
         ask(asking, pid, name);
@@ -280,7 +280,7 @@ static void add_text(struct asking *asking, const char *text) {
     asking->size += size;
 }
 
-// Read the probes here, before telling the process about them.
+// Read the probes before the order is sent to the process, so that mistakes are reported at once.
 static void add_probes(struct asking *asking) {
     const struct probing *probing = &asking->probing;
     bool any = probing->probe_count || probing->jit;

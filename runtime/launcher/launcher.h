@@ -1,4 +1,4 @@
-// What the files of gpt-hook, the program, share:
+// Declarations that the files of the program gpt-hook share:
 //
 //   start.c   the entry point, which calls main
 //   main.c    sets the environment that loads the libraries into a command, and executes the command

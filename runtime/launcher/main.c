@@ -20,7 +20,7 @@
 #define TENSORS "gpt/tensors/__init__.py"
 #define LAYERS "layers/sitecustomize.py"
 
-// PYTHONPATH is all that brings gpt.layers into a program.
+// Warn of options that make Python ignore PYTHONPATH, because --layers loads gpt.layers through it.
 static void check_python(char *const *command) {
     const char *name = strrchr(command[0], '/');
     if (strncmp(name ? name + 1 : command[0], "python", strlen("python")))
@@ -177,7 +177,7 @@ static int run(int argc, char **argv) {
     check_command(path);
     set(GPT_CACHE_SAID, NULL);
     if (request.simulated || request.probing.probe_count || request.probing.jit)
-        set(GPT_CACHE_SAID, gpt_complain_of_kept() ? "1" : NULL);
+        set(GPT_CACHE_SAID, gpt_warn_of_cache() ? "1" : NULL);
     const char *pipeline = use_probing(&request.probing);
     if (request.disk && probe_callbacks.size)
         fail(USAGE, "--max-disk", "the trace goes through gpt-dump, for the callbacks of its probes");

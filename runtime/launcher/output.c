@@ -1,4 +1,4 @@
-// Where the trace goes.
+// Decides where the trace goes, and checks that it can be written there.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "hook/write/template.h"
 #include "launcher.h"
 
-// Expand a name as this process will.
+// Expand %p, %h and the like in a name, with the values of this process.
 static void expand(const char *from, char path[PATH_MAX]) {
     for (const char *c = from; *c; c++)
         if (*c == '%' && c[1] && !strchr("phr%", *++c))
@@ -90,9 +90,9 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
         closedir(entries);
 }
 
-// Return whether the output may replace `path`: a regular file, or a link to one or to nothing. Devices and
-// other links are kept, among them links to open files such as /dev/stdout: as root, we'd remove it for the
-// whole machine.
+// Return whether the output may replace `path`, which must be a regular file, or a link to one or to nothing.
+// Devices and other links aren't replaced. That includes links to open files such as /dev/stdout, which root
+// could otherwise remove for the whole machine.
 static bool is_replaceable(const char *path, const struct stat *found) {
     struct stat target;
     char text[8] = "";
@@ -115,11 +115,11 @@ static void prepare_output(const char *output, bool force) {
         each_old(path, remove_one);
     }
     // fail here rather than inside the command
-    char *slash = strrchr(path, '/'), kept = slash[1];
+    char *slash = strrchr(path, '/'), first = slash[1];
     slash[1] = '\0';
     if (access(path, W_OK | X_OK))
         fail(BAD, path, "%s", strerror(errno));
-    slash[1] = kept;
+    slash[1] = first;
 }
 
 // Set where the trace goes. Other processes name their traces in the command's trace, if there is one.
@@ -145,9 +145,9 @@ static bool is_planted(const char *path, uid_t owner) {
            (stat(parent, &folder) || (folder.st_mode & (S_IWGRP | S_IWOTH) && owner != folder.st_uid));
 }
 
-// Open a named pipe, and wait for its reader, as a shell does. In a folder that others may write to, the
-// name may belong to another file by now, or the pipe to another user, who would get the trace, or keep us
-// waiting. So we look at it before opening it.
+// Open a named pipe, and wait for its reader, as a shell does. In a folder to which others may write, another
+// user could have replaced the pipe by one of theirs, to get the trace or to keep us waiting. So we check its
+// owner and type before we open it.
 static int open_pipe(const char *path) {
     struct stat status;
     char place[32];
@@ -179,7 +179,8 @@ static bool is_left(int folder) {
     return left;
 }
 
-// Let the traces go to a private folder, where a helper merges them into one stream.
+// Begin a live stream: processes write their traces to a private folder, and a helper merges them into one
+// stream.
 static void begin_stream(const char *where, const char *pipe_path, const char *reader, bool quiet,
                          char **argv) {
     struct follow follow = {
@@ -230,9 +231,10 @@ static void begin_stream(const char *where, const char *pipe_path, const char *r
     setenv("GPT_HOOK_FOLDER", folder, 1);
 }
 
-// Make the command that runs callbacks, and writes what it reads to where the trace goes: to its standard
-// output, to a file that it creates, or to the command of -o '|COMMAND'. The program writes the trace,
-// perhaps in a sandbox, so the command names the callbacks that may run, whatever the trace says.
+// Return a gpt-dump command that runs callbacks and passes the trace on: to its standard output, to a file
+// that it creates, or to the command of -o '|COMMAND'. The command line lists the callbacks that may run. The
+// trace names callbacks as well, but it's written by the program, which may be in a sandbox and mustn't
+// choose them.
 static const char *find_dump(const char *output, const char *file, const struct gpt_bytes *callbacks) {
     static struct gpt_bytes command;
     char stage[PATH_MAX];

@@ -1,9 +1,9 @@
-// gpt-hook as the parent of the command, with -o '|COMMAND'. To the process that started us, we look like the
-// command.
+// gpt-hook as the parent of the program, which is necessary with -o '|COMMAND': it has to wait for both. To
+// the process that started it, gpt-hook behaves like the program itself.
 //
-// The command is in our process group, so the terminal's signals reach it without us; signals sent to our pid
-// are passed on. When the command stops we stop too, so that the shell sees it. The reader of the stream
-// ignores the keys that interrupt and stop the command, and ends when the stream does.
+// The program is in our process group, so signals from the terminal reach it directly. Signals that are sent
+// to our pid are passed on. When the program stops, we stop too, so that the shell notices. The reader of the
+// stream ignores the keys that interrupt or stop the program, and ends when the stream does.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,10 +39,11 @@ static void pass_on(int signal, siginfo_t *info, void *context) {
 
 // We pass on every signal that can be caught, except those raised by our own faults and children.
 static void set_passed(sigset_t *passed) {
-    static const int kept[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    static const int not_passed[] = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS,
+                                     SIGFPE,  SIGILL,  SIGTRAP, SIGSYS};
     sigfillset(passed);
-    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++)
-        sigdelset(passed, kept[i]);
+    for (size_t i = 0; i < sizeof(not_passed) / sizeof(*not_passed); i++)
+        sigdelset(passed, not_passed[i]);
 }
 
 // Wait for the program, and stop while it is stopped. Returns its status as waitpid does.
@@ -136,8 +137,8 @@ static _Noreturn void become_reader(const char *command, int stream, int output,
     _exit(NOT_FOUND);
 }
 
-// Ask the shell whether the command exists, if its name is plain. Quotes, variables and lists are left to
-// the shell.
+// If the command begins with a plain word, ask the shell whether it's a command. Anything with quotes,
+// variables or lists isn't checked.
 static void check_reader(const char *command) {
     char word[PATH_MAX];
     command += strspn(command, " \t\n");

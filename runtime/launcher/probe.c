@@ -1,8 +1,8 @@
-// Turns -p and --jit into a pipeline for the broker and variables for the hook.
+// Turns the options -p and --jit into a pipeline for the broker and variables for the hook.
 //
-// The stage that weaves probes reads them before the command runs, so a faulty probe ends the run here.
-// The key of a cached result is a digest of the pipeline's text and of the probes as that stage prints them.
-// That output is cached too, because starting Python and reading the probes takes longer than many programs
+// We run `gpt-ptx-probe --show` before the command starts, so a faulty probe ends the run here. Its output is
+// also needed for the keys of cached results, which are digests of the pipeline's text and of the probes. The
+// output is cached as well, because starting Python and reading the probes takes longer than many programs
 // run.
 
 #include <ctype.h>
@@ -93,7 +93,7 @@ static FILE *begin_tools(void) {
     return stream;
 }
 
-// Read the result. Without gpt-asm or any ptxas there's none.
+// Read what `begin_tools` has found. It's empty without gpt-asm or any ptxas.
 static void end_tools(FILE *stream) {
     char block[4096];
     size_t size;
@@ -220,7 +220,8 @@ static bool find_source(const char *probe, char path[PATH_MAX]) {
     return false;
 }
 
-// Set the digest of everything that the output of --show depends on, apart from files with callbacks.
+// Compute the key under which the output of --show is cached: a digest of everything that it depends on,
+// except callback files. Returns false if a probe's file can't be read.
 static bool name_shown(const struct probing *probing, const char *reader, char key[65]) {
     struct gpt_bytes inputs = {0};
     bool whole = true;
@@ -236,12 +237,12 @@ static bool name_shown(const struct probing *probing, const char *reader, char k
     return whole;
 }
 
-// Append a newline and the probes as `reader`, a command line of gpt-ptx-probe, prints them. Ends the program
-// if a probe is faulty.
+// Run `reader`, a command line of gpt-ptx-probe, with --show, and append its output, or the cached output.
+// Ends the program if a probe is faulty.
 static void read_probes(const struct probing *probing, const char *reader, struct gpt_bytes *shown) {
     char key[65], again[65];
     bool named = name_shown(probing, reader, key);
-    if (!named || !gpt_get_kept("probes", key, shown)) {
+    if (!named || !gpt_get_cached("probes", key, shown)) {
         struct gpt_bytes show = {0};
         append(&show, "exec%s --show%c", reader, '\0');
         append(shown, "\n");
@@ -251,7 +252,7 @@ static void read_probes(const struct probing *probing, const char *reader, struc
         find_callbacks(shown->data, &probe_callbacks);
         // A callback's file may come and go at any time, and a probe's may have changed just now.
         if (named && !probe_callbacks.size && name_shown(probing, reader, again) && !strcmp(key, again))
-            gpt_keep("probes", key, shown);
+            gpt_cache("probes", key, shown);
     }
 }
 

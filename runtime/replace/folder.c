@@ -1,4 +1,5 @@
-// The files of the folder, by name, and what identifies a shared object.
+// Lists the files of the folder by name, and reads what identifies a shared object: its build id, or its
+// inode.
 
 #include <dirent.h>
 #include <errno.h>

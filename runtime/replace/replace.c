@@ -217,13 +217,13 @@ static void set_origin(const struct link_map *map, const char *origin) {
             entry->d_tag != DT_AUXILIARY && entry->d_tag != DT_FILTER)
             continue;
         static char text[8 * PATH_MAX];
-        char *kept;
-        if (!expand_origin(strings + entry->d_un.d_val, origin, text, sizeof(text)) || !(kept = strdup(text)))
+        char *copy;
+        if (!expand_origin(strings + entry->d_un.d_val, origin, text, sizeof(text)) || !(copy = strdup(text)))
             continue;
         // the section may be in read-only memory
         uintptr_t page = (uintptr_t)entry & -4096ul, end = (uintptr_t)(entry + 1);
         if (!mprotect((void *)page, end - page, PROT_READ | PROT_WRITE))
-            entry->d_un.d_val = (ElfW(Xword))((uintptr_t)kept - (uintptr_t)strings);
+            entry->d_un.d_val = (ElfW(Xword))((uintptr_t)copy - (uintptr_t)strings);
     }
 }
 

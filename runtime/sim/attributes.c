@@ -1,5 +1,6 @@
-// Device attributes. The limits are those in the CUDA programming guide for the compute capability; the clock
-// and caches are like an H200's. Attributes that aren't listed are 0: the device lacks the feature.
+// Device attributes. The limits are from the CUDA programming guide, for the compute capability.
+// The clock rates and the cache size are an H200's. An attribute that isn't listed is 0, which means that the
+// device doesn't have the feature.
 
 #include <sched.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static const int attributes[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
 };
 
-// Attributes that depend on the compute capability: use the last row that isn't above it.
+// Attributes that depend on the compute capability. A row holds up to the capability of the next row.
 static const struct family {
     int capability;
     int threads, blocks;      // the most that a multiprocessor holds

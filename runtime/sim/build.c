@@ -1,5 +1,6 @@
-// Makes host code for PTX kernels at their first launch, in the thread that comes first. The cache
-// (../common/cache.c) is searched before stages are asked (../common/broker.h).
+// Compiles PTX kernels to host code when they're first launched. The launching thread does that itself; if
+// several threads launch a kernel at the same time, the others wait. We first look for the code in the cache
+// (../common/cache.c), and run gpt-asm only if it isn't there (../common/broker.h).
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 
 static pthread_cond_t made = PTHREAD_COND_INITIALIZER;
 
-// Digest everything that determines the code for some text. Kernel names can be longer than any buffer.
+// Make a cache key: the digest of everything that the host code for some PTX depends on. It's computed piece
+// by piece, because kernel names can be longer than any fixed buffer.
 static void name_code(const char *text, size_t size, const char *kernel, char key[65]) {
     const char *compiler = getenv("CC") ? getenv("CC") : "";
     char of_text[65], of_kernel[65], of_compiler[65], all[512];
@@ -45,7 +47,7 @@ static CUresult ask(const struct gpt_asked *asked, struct gpt_outcome *answer,
 static void keep_outline(const char *text, size_t size, const struct gpt_bytes *outline) {
     char key[65];
     name_code(text, size, "--outline", key);
-    gpt_keep("sim", key, outline);
+    gpt_cache("sim", key, outline);
 }
 
 CUresult sim_unpack(const struct fatbin_element *element, const char *want, char **text, size_t *size) {
@@ -59,12 +61,12 @@ CUresult sim_unpack(const struct fatbin_element *element, const char *want, char
     name_code(fatbin, sizeof(head) + whole, "", key);
     struct gpt_outcome answer = {0};
     CUresult status = CUDA_SUCCESS;
-    if (!gpt_get_kept("sim", key, &answer.made)) {
+    if (!gpt_get_cached("sim", key, &answer.made)) {
         struct gpt_asked asked = {
             .type = "fatbin", .image = fatbin, .size = sizeof(head) + whole, .want = want};
         status = ask(&asked, &answer, &answer.made);
         if (!status)
-            gpt_keep("sim", key, &answer.made);
+            gpt_cache("sim", key, &answer.made);
         if (answer.outline.data)
             keep_outline(answer.made.data, answer.made.size, &answer.outline);
         gpt_empty(&answer.outline);
@@ -78,14 +80,14 @@ CUresult sim_find_outline(const char *text, size_t size, bool load, struct gpt_b
                           struct gpt_bytes *made) {
     char key[65];
     name_code(text, size, "--outline", key);
-    if (gpt_get_kept("sim", key, outline))
+    if (gpt_get_cached("sim", key, outline))
         return CUDA_SUCCESS;
     struct gpt_outcome answer;
     struct gpt_asked asked = {
         .type = "ptx", .image = text, .size = size, .want = load ? GPT_WANT_LOAD : GPT_WANT_OUTLINE};
     CUresult status = ask(&asked, &answer, &answer.outline);
     if (!status)
-        gpt_keep("sim", key, &answer.outline);
+        gpt_cache("sim", key, &answer.outline);
     *outline = answer.outline, *made = answer.made;
     return status;
 }
@@ -98,14 +100,14 @@ void sim_keep_loaded(const struct code *code, const struct gpt_bytes *made) {
     if (one && !made->size)
         return;
     name_code(code->text, code->text_size, one ? code->entries->name : "--check", key);
-    gpt_keep("sim", key, one ? made : &good);
+    gpt_cache("sim", key, one ? made : &good);
 }
 
 static CUresult find(struct entry *entry, void **object) {
     char key[65];
     name_code(entry->text, entry->text_size, entry->name, key);
     struct gpt_bytes code = {0};
-    if (gpt_get_kept("sim", key, &code)) {
+    if (gpt_get_cached("sim", key, &code)) {
         *object = sim_open_object(code.data, code.size);
         free(code.data);
         if (*object)
@@ -119,7 +121,7 @@ static CUresult find(struct entry *entry, void **object) {
         return status;
     *object = sim_open_object(answer.made.data, answer.made.size);
     if (*object)
-        gpt_keep("sim", key, &answer.made);
+        gpt_cache("sim", key, &answer.made);
     gpt_empty(&answer.made);
     return *object ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
@@ -162,16 +164,16 @@ CUresult sim_check_all(const struct code *code) {
     char key[65];
     struct gpt_bytes found = {0};
     name_code(code->text, code->text_size, "--check", key);
-    bool kept = gpt_get_kept("sim", key, &found);
+    bool cached = gpt_get_cached("sim", key, &found);
     gpt_empty(&found);
-    if (kept)
+    if (cached)
         return CUDA_SUCCESS;
     struct gpt_outcome answer;
     struct gpt_asked asked = {
         .type = "ptx", .image = code->text, .size = code->text_size, .want = GPT_WANT_LOAD};
     CUresult status = ask(&asked, &answer, &answer.made);
     if (!status)
-        gpt_keep("sim", key, &good);
+        gpt_cache("sim", key, &good);
     gpt_empty(&answer.made), gpt_empty(&answer.outline);
     return status;
 }

@@ -1,6 +1,7 @@
-// Streams whose work becomes a graph. A capture begins in one stream, others join it when they wait for one
-// of its events, and all must have been joined again when it ends. A call that isn't allowed during a capture
-// invalidates it.
+// Stream capture: while a stream is being captured, its operations become nodes of a graph instead of
+// running. A capture begins in one stream. Another stream joins when it waits for an event recorded in the
+// capture. Before the capture ends, the first stream must wait for all streams that joined. A call that isn't
+// allowed during a capture invalidates it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +20,13 @@ static struct capture *find(uint64_t id) {
 }
 
 static bool set_nodes(struct nodes *to, struct node *const *nodes, size_t count) {
-    struct node **kept = malloc((count + 1) * sizeof(*kept));
-    if (!kept)
+    struct node **copy = malloc((count + 1) * sizeof(*copy));
+    if (!copy)
         return false;
     if (count)
-        memcpy(kept, nodes, count * sizeof(*kept));
+        memcpy(copy, nodes, count * sizeof(*copy));
     free(to->nodes);
-    *to = (struct nodes){kept, count};
+    *to = (struct nodes){copy, count};
     return true;
 }
 
@@ -122,7 +123,7 @@ CUresult sim_implicit(const struct stream *stream) {
     return status;
 }
 
-// Work put into a stream
+// Operations issued to a captured stream
 
 CUresult sim_capture(struct stream *stream, struct operation *operation) {
     struct capture *capture = stream->capture;
@@ -151,7 +152,8 @@ CUresult sim_capture_event(struct stream *stream, struct event *event) {
                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Wait in a stream that's being captured, or for an event of one.
+// Make a stream wait for an event if either is part of a capture: the stream is being captured, or the event
+// was recorded in a captured stream.
 CUresult sim_capture_wait(struct stream *stream, struct event *event) {
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -251,7 +253,7 @@ static bool are_marked(const struct nodes *nodes) {
     return i == nodes->count;
 }
 
-// Return whether the first stream waits for everything that the other streams captured.
+// Return whether the stream in which the capture began waits for everything captured in the other streams.
 static bool is_joined(const struct capture *capture) {
     const struct graph *graph = capture->graph;
     for (size_t i = 0; i < graph->count; i++)

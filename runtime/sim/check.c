@@ -1,5 +1,5 @@
-// Checks memory accesses of device code. A launch that makes an invalid one ends with one message, and the
-// error that hardware gives.
+// Checks the memory accesses of device code. After an invalid access, the launch ends with one message, and
+// calls return the same error as on an H200.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "run.h"
 #include "say.h"
 
-// The errors of an H200 (tests/asm/host/h200.json), if it notices the fault.
+// The error for each fault, as an H200 returns it (tests/asm/host/h200.json) if it detects the fault.
 static const struct {
     CUresult status;
     const char *fact; // with the address
@@ -45,7 +45,7 @@ static bool within(uint64_t address, uint64_t size, const void *start, uint64_t 
     return address - (uint64_t)start <= room && size <= room - (address - (uint64_t)start);
 }
 
-// Return whether this is memory that needs no check.
+// Return whether this memory belongs to the thread itself, so that the access needs no further check.
 static bool is_own(const struct lane *lane, uint64_t address, uint64_t size) {
     const struct host_thread *t = &lane->thread;
     return within(address, size, t->shared, t->shared_size) || within(address, size, t->local, t->local_size);

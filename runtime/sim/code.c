@@ -1,4 +1,4 @@
-// The contents read from an image: its kernels, their parameters, and its variables.
+// The kernels of an image of GPU code, their parameters, and the image's variables.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -26,8 +26,8 @@ void *sim_new_block(struct code *code, size_t size) { // zeroed, with one extra 
 }
 
 char *sim_keep_text(struct code *code, const char *bytes, size_t size) {
-    char *kept = sim_new_block(code, size);
-    return kept ? memcpy(kept, bytes, size) : NULL;
+    char *copy = sim_new_block(code, size);
+    return copy ? memcpy(copy, bytes, size) : NULL;
 }
 
 struct entry *sim_add_entry(struct code *code, const char *name) {
@@ -96,7 +96,7 @@ void sim_add_variable(struct code *code, struct variable variable) {
     larger[code->variable_count++] = variable;
 }
 
-// Objects whose code is gone, to be closed later, without the lock.
+// Objects whose last user is gone. They're closed later, without the lock.
 static void **closing;
 static size_t closing_count, closing_room;
 
@@ -158,8 +158,8 @@ CUresult sim_read_whole(const char *path, char **bytes, size_t *size) {
     return whole ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Return how well an element suits the device, as a driver chooses: a cubin of the same major version and the
-// highest minor one, else PTX with the highest target; 0: not at all.
+// Return how well an element suits the device, or 0 if it can't be used. As in NVIDIA's driver, cubins of the
+// same major version come before PTX, and a higher architecture before a lower one.
 unsigned sim_suits(const struct fatbin_element *element) {
     unsigned device = (unsigned)(10 * sim_major + sim_minor), arch = element->arch;
     bool same_major = arch / 10 == device / 10;

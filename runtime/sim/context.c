@@ -1,5 +1,5 @@
-// Contexts. Destroying one, or releasing or resetting the primary one, frees its modules, streams, events,
-// memory and executable graphs.
+// Contexts. Modules, streams, events, memory and executable graphs belong to a context, and are freed when
+// it's destroyed, or when the primary context is released or reset.
 
 #include <string.h>
 
@@ -47,7 +47,8 @@ void sim_end_callback(void) {
     depth = 0;
 }
 
-// Return whether a context's flags are valid: at most one way to wait.
+// Return whether a context's flags are valid. They may choose at most one way of waiting (spin, yield,
+// block).
 static bool are_flags(unsigned flags) {
     enum { SCHEDULING = 7, ALL = 255 };
     unsigned way = flags & SCHEDULING;
@@ -56,7 +57,8 @@ static bool are_flags(unsigned flags) {
 
 // The primary context
 
-// Wait for its work and free everything in it, unless it's used again meanwhile.
+// Wait for the work in the primary context and free everything in it, unless another thread retains it
+// meanwhile.
 static void end_primary(void) {
     active = false;
     primary->references = 0;

@@ -1,5 +1,5 @@
-// Copies and memsets: what the call checks, the work in the stream, and when the call returns. All copies are
-// three-dimensional.
+// Copies and memsets: which arguments are checked, what runs in the stream, and when the call returns. A one-
+// or two-dimensional copy is treated as a three-dimensional one.
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static enum place place_of(uint32_t type, const void *host, uint64_t device) {
 
 enum { STAGED = 1 << 20 }; // bytes: a call that copies more from pageable memory waits for its turn
 
-// Read the source now, so that the program may change it.
+// Copy the source to a buffer before the call returns, since the program may change it right after.
 static bool stage(struct operation *operation) {
     CUDA_MEMCPY3D *c = &operation->copy, packed = *c;
     if (!(operation->owned = malloc(c->WidthInBytes * c->Height * c->Depth)))
@@ -88,10 +88,10 @@ static bool stage(struct operation *operation) {
     return true;
 }
 
-// Synchronization follows "API synchronization behavior" in the driver's manual. Pageable memory is read or
-// written before the call returns. Copies from host to host are complete by then, copies from device to
-// device never are, and for pinned memory `async` decides. Pageable memory is accessed by the calling thread
-// itself, so a bad address faults in that thread, where the program can handle it.
+// Issue a copy. When the call returns follows "API synchronization behavior" in the driver's manual: pageable
+// memory has been read or written, a copy from host to host is complete, and one from device to device may
+// not have begun. For pinned memory, only an `async` call returns early. The calling thread accesses pageable
+// memory itself, so a bad address faults in that thread, where the program may have a signal handler.
 static CUresult copy(const CUDA_MEMCPY3D *c, void *handle, bool async) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
@@ -229,7 +229,8 @@ void sim_run_set(const CUDA_MEMSET_NODE_PARAMS_v2 *s) {
     }
 }
 
-// Memory that the host can also access is set when the call returns, unless the call is asynchronous.
+// Issue a memset. If the host can access the memory, the call returns after the memset, unless it's
+// asynchronous.
 static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item, size_t width, size_t height,
                     void *handle, bool async) {
     IN_CONTEXT;

@@ -1,13 +1,15 @@
-// Cubins. They can't run here; only cubins for a device of this kind are kept.
+// Cubins. The simulated device can't run machine code. It loads cubins for its compute capability, so that a
+// program finds their kernels, but it doesn't launch them.
 //
-// With GPT_SIM_TWINS, which is for tests, a cubin runs as its twin: PTX with the same kernels, in a file in
-// that folder. So a test goes through everything that happens to machine code before the launch. The file is
-// named by the digest of the cubin without the contents of constant bank 4, where a loader puts addresses.
-// Lines at its start like
+// But tests can launch them: for each cubin, the folder in GPT_SIM_TWINS has a "twin": a file of PTX
+// with the same kernels, which runs in place of the cubin. That tests everything that gpt-hook does to
+// machine code before a launch. The name of the file is the digest of the cubin, without the contents of
+// constant bank 4, to which a loader writes addresses. A twin may begin with lines like
 //
 //     // address 16 gpt_variables 8
 //
-// say where the twin has such an address: here, byte 16 of the bank goes to byte 8 of the variable.
+// They copy such an address to a variable of the twin: here, from byte 16 of the bank to byte 8 of
+// gpt_variables.
 
 #include <elf.h>
 #include <errno.h>
@@ -142,7 +144,8 @@ static struct entry *find_entry(const struct code *code, const char *name) {
     return NULL;
 }
 
-// A launch has to pass the parameters of the cubin's kernel.
+// Return whether two kernels have parameters of the same sizes and offsets. A twin must have the cubin's
+// parameters, because programs pass those.
 static bool has_same_parameters(const struct entry *one, const struct entry *other) {
     bool same = one->count == other->count;
     for (size_t i = 0; same && i < one->count; i++)
@@ -166,7 +169,7 @@ static CUresult compare(struct code *code, const struct code *cubin, const char 
     return CUDA_SUCCESS;
 }
 
-// Give a variable of the twin an address from bank 4.
+// Copy an address from bank 4 to a variable of the twin, as a line at the twin's start says.
 static bool take_address(struct code *code, const char *bank, size_t bank_size, const char *line) {
     size_t from, to;
     char name[1024];
@@ -200,10 +203,10 @@ static CUresult read_twin(struct code *code, const struct cubin *cubin, const ch
         sim_say_once("cubin %s has no twin in GPT_SIM_TWINS", digest);
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
-    const char *kept = sim_keep_text(code, text, size);
+    const char *copy = sim_keep_text(code, text, size);
     free(text);
-    CUresult status = kept ? sim_read_ptx(code, kept, size) : CUDA_ERROR_OUT_OF_MEMORY;
-    for (const char *line = kept; !status && !strncmp(line, mark, sizeof(mark) - 1);) {
+    CUresult status = copy ? sim_read_ptx(code, copy, size) : CUDA_ERROR_OUT_OF_MEMORY;
+    for (const char *line = copy; !status && !strncmp(line, mark, sizeof(mark) - 1);) {
         if (!take_address(code, bank, bank_size, line)) {
             sim_say("the twin of cubin %s: wrong line '%.*s'", digest, (int)strcspn(line, "\n"), line);
             status = CUDA_ERROR_INVALID_IMAGE;
@@ -244,7 +247,7 @@ CUresult sim_read_machine_code(struct code *code, const char *start, size_t size
     return read_twin(code, &cubin, bank, bank_size, digest);
 }
 
-// Return how many of the bytes can be read: a header may claim more than there is.
+// Copy as many of the bytes as are readable, and return their number: a header may claim more than there is.
 static size_t read_what_is_there(char *to, const char *from, size_t size) {
     struct iovec here = {to, size}, there = {(void *)(uintptr_t)from, size};
     ssize_t got = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
@@ -253,8 +256,8 @@ static size_t read_what_is_there(char *to, const char *from, size_t size) {
     return got > 0 ? (size_t)got : 0;
 }
 
-// A cubin ends with the last of its sections and tables. Read it piece by piece, because the claimed size may
-// exceed any memory.
+// Copy a cubin. Its size is where the last of its sections and tables ends. A malformed header may claim any
+// size, so memory is allocated piece by piece, as long as there are bytes to read.
 char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *size) {
     const Elf64_Ehdr *head = start;
     enum { PIECE = 1 << 20 };
@@ -278,7 +281,7 @@ char *sim_copy_elf(struct code *code, const void *start, size_t room, size_t *si
         got += part;
     } while (part == PIECE);
     *size = got;
-    char *kept = bytes ? sim_keep_text(code, bytes, got) : NULL;
+    char *copy = bytes ? sim_keep_text(code, bytes, got) : NULL;
     free(bytes);
-    return kept;
+    return copy;
 }

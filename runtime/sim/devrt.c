@@ -1,6 +1,9 @@
-// The part of CUDA's device runtime (libcudadevrt.a) that the device provides: grid synchronization. The
-// second word of a cooperative grid's workspace counts blocks that have arrived. The first block adds a
-// number that makes the highest bit flip when the last block arrives, and every block waits for that.
+// The part of CUDA's device runtime (libcudadevrt.a) that the simulated device provides: grid.sync() of
+// cooperative groups.
+//
+// The second word of a cooperative grid's workspace counts arriving blocks. Each block adds 1, except the
+// first one, which adds 2^31 minus the number of the others. So the highest bit flips exactly when all blocks
+// have arrived, and every block waits for that.
 
 #include "image.h"
 

@@ -1,5 +1,5 @@
-// The launch functions from before CUDA 4.0. A program first sets the block size, the shared memory and the
-// parameters on the function, and then launches it.
+// The launch functions from before CUDA 4.0. The program first sets the block size, the amount of shared
+// memory and the parameters, each by a call on the function, and then launches it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,18 +72,18 @@ API cuParamSetf(void *function, int offset, float value) {
 API cuLaunchGridAsync(void *function, int width, int height, void *stream) {
     CUresult cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             void *, void **, void **);
-    struct earlier kept;
+    struct earlier copy;
     {
         LOCKED;
         const struct earlier *earlier = find(function);
         if (!earlier)
             return CUDA_ERROR_INVALID_HANDLE;
-        kept = *earlier;
+        copy = *earlier;
     }
-    void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE, kept.params,
-                     (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE, &kept.size, NULL};
-    return cuLaunchKernel(function, (unsigned)width, (unsigned)height, 1, kept.block[0], kept.block[1],
-                          kept.block[2], kept.shared, stream, NULL, extra);
+    void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE, copy.params,
+                     (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE, &copy.size, NULL};
+    return cuLaunchKernel(function, (unsigned)width, (unsigned)height, 1, copy.block[0], copy.block[1],
+                          copy.block[2], copy.shared, stream, NULL, extra);
 }
 
 API cuLaunchGrid(void *function, int width, int height) {

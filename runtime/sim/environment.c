@@ -1,5 +1,5 @@
-// Reads the variables that set up the device, and prints messages. A value that makes no sense is an error,
-// because a device that ignored it would seem to obey it.
+// Reads the environment variables that configure the device (gpt-sim(7)), and prints messages. An invalid
+// value is an error. If it were ignored, the user would believe that the setting was in effect.
 
 #include <errno.h>
 #include <stdarg.h>

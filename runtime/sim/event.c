@@ -1,4 +1,5 @@
-// Events. An event stands for the last work in the stream when the event was last recorded.
+// Events. Recording an event in a stream makes it refer to the last operation in that stream at the time. The
+// event is complete when that operation is.
 
 #include <stdlib.h>
 
@@ -40,7 +41,7 @@ API cuEventDestroy_v2(void *event) {
     return CUDA_SUCCESS;
 }
 
-// Return the work that an event waits for, or NULL if the event has been reached.
+// Return the work that an event refers to, or NULL if that's complete.
 static struct work *pending(struct event *event) {
     if (event->pending && event->pending->done) {
         event->time = event->reached ? event->reached : event->pending->time;
@@ -50,7 +51,7 @@ static struct work *pending(struct event *event) {
     return event->pending;
 }
 
-// Record the event: it stands for the last work in the stream.
+// Record an event: make it refer to the last work in the stream.
 void sim_record(struct event *event, struct stream *stream) {
     if (event->pending)
         sim_release_work(event->pending);

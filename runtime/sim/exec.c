@@ -1,4 +1,5 @@
-// Executable graphs: a copy of the source graph, in the order in which its nodes run.
+// Executable graphs. Each has a copy of its source graph, with the nodes sorted into an order in which they
+// can run.
 
 #include <stdlib.h>
 #include <string.h>
@@ -71,8 +72,8 @@ static CUresult sort(struct graph *graph, void **error) {
     return status;
 }
 
-// Return whether the bodies of conditional nodes have only node types that cuda.h allows. `body` means that
-// this graph is such a body.
+// Return whether a graph has only node types that cuda.h allows. Fewer are allowed in the bodies of
+// conditional nodes; `body` says that this graph is one.
 static bool is_allowed(const struct graph *graph, bool body) {
     enum {
         ALLOWED = 1 << CU_GRAPH_NODE_TYPE_KERNEL | 1 << CU_GRAPH_NODE_TYPE_MEMCPY |
@@ -174,7 +175,8 @@ API cuGraphNodeGetEnabled(void *exec, void *handle, unsigned *enabled) {
     return CUDA_SUCCESS;
 }
 
-// Return whether two graphs have the same form, as a CU_GRAPH_EXEC_UPDATE_*, and where they differ.
+// Check whether an executable graph can be updated from a graph. Returns a CU_GRAPH_EXEC_UPDATE_* result; if
+// the graphs differ, `error` and `from` are the nodes where they do.
 static int compare(const struct graph *graph, const struct graph *with, void **error, void **from) {
     if (graph->count != with->count)
         return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -264,13 +266,15 @@ API cuGraphExecChildGraphNodeSetParams(void *exec, void *handle, void *child) {
 struct operations {
     struct operation *all; // or NULL: only count them
     size_t count;
-    struct graph *held; // with the user objects of all graphs
+    struct graph *held; // keeps references to the user objects of all nested graphs
     bool failed;        // out of memory
     bool endless;
 };
 
-// List the operations of the nodes, in order. Kernels can't set conditions here, so each condition keeps its
-// initial value, and a loop whose condition holds never ends. If kernels aren't run, such a loop runs once.
+// List the operations of a graph and the graphs inside it, in the order in which they run. Kernels can't set
+// the conditions of conditional nodes on this device, so each condition keeps its initial value. A loop whose
+// condition is true would never end, and is reported as an error. With GPT_SIM_RUN=none, kernels don't run,
+// and such a loop runs once.
 static void flatten(const struct graph *graph, struct operations *list) {
     if (list->all && !sim_copy_held(list->held, graph))
         list->failed = true;
@@ -292,16 +296,19 @@ static void flatten(const struct graph *graph, struct operations *list) {
     }
 }
 
-// Return whether a copy or memset needs memory that isn't there.
+// Return whether a copy or memset accesses memory that isn't allocated now.
 static bool lacks_memory(const struct operation *operation) {
     return operation->type == CU_GRAPH_NODE_TYPE_MEMCPY   ? sim_check_copy(&operation->copy, false)
            : operation->type == CU_GRAPH_NODE_TYPE_MEMSET ? sim_check_set(&operation->set, false)
                                                           : CUDA_SUCCESS;
 }
 
-// Launch a graph; takes over the list. Launches of the same executable graph run one after another. If work
-// in a graph waits for an event, the whole graph waits before it begins. Waits for events in a graph end with
-// the graph, but their times are when the graph got to them.
+// Launch a graph, and free the list when it has run. Launches of the same executable graph run one after
+// another.
+//
+// To the stream, a graph is a single operation, which simplifies events inside it. If a node waits for an
+// event, the whole graph waits for it before it begins. If a node records an event, work that waits for the
+// event waits for the end of the graph. Only the event's time shows when the node recorded it.
 static CUresult launch(struct exec *exec, struct stream *stream, const struct operations *list) {
     CUresult status = list->failed ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (!status && !(is_there(exec->where) && exec->where.object == stream))

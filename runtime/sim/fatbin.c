@@ -118,7 +118,7 @@ CUresult sim_read_fatbin(struct code *code, const struct fatbin_region *region, 
     return status;
 }
 
-CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*use)(void *, const char *, size_t),
                       void *data) {
     const struct fatbin_wrapper *wrapper = image;
     if (room < sizeof(uint32_t))
@@ -127,7 +127,7 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, c
         image = wrapper->data, room = SIZE_MAX;
     const struct fatbin_region *region = image;
     if (region->magic != FATBIN_MAGIC)
-        return memmem(image, room, ".version", 8) ? take(data, image, room) : CUDA_ERROR_INVALID_IMAGE;
+        return memmem(image, room, ".version", 8) ? use(data, image, room) : CUDA_ERROR_INVALID_IMAGE;
     if (room < sizeof(*region) || region->header_size != sizeof(*region) ||
         region->size > room - sizeof(*region))
         return CUDA_ERROR_INVALID_IMAGE;
@@ -138,12 +138,12 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, c
     if (!best)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     if (!(best->flags & FATBIN_PACKED))
-        return take(data, (const char *)best + best->header_size, best->payload_size);
+        return use(data, (const char *)best + best->header_size, best->payload_size);
     char *text;
     size_t size;
     CUresult status = sim_unpack(best, GPT_WANT_TEXT, &text, &size);
     if (!status) {
-        status = take(data, text, size);
+        status = use(data, text, size);
         free(text);
     }
     return status;

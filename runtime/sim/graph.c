@@ -1,5 +1,6 @@
-// Graphs. A graph owns its nodes, a node owns the graphs inside it, and an executable graph owns a copy of
-// its source graph, in which nodes are found by the serial number of the original node.
+// Graphs. A graph owns its nodes, a node owns the graphs inside it (a child graph or the bodies of a
+// conditional node), and an executable graph owns a copy of its source graph. Each node of the copy stores
+// the serial number of its original, because programs pass the original node to change the copy.
 
 #include <stdlib.h>
 #include <string.h>
@@ -204,7 +205,8 @@ API cuGraphNodeGetType(void *node, int *type) {
     return CUDA_SUCCESS;
 }
 
-// Fills in a list for a program: if `nodes` is NULL it only wants the number; extra places become NULL.
+// A list to fill in for a program. If `nodes` is NULL, the program only wants the number of entries; if the
+// program's array is longer than the list, the rest is set to NULL.
 struct list {
     void **nodes, **others;
     size_t room, count;

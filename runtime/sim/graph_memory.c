@@ -1,6 +1,7 @@
-// Memory that graph nodes allocate. A node has its address from the start; the memory exists from each launch
-// of its graph until it's freed, by a node of that or another graph, or by the program. It's referenced by
-// the nodes, by operations of launches, and by each launch whose memory hasn't been freed.
+// Memory allocated by graph nodes. A node gets an address when it's added to the graph, but the memory may
+// only be used from a launch of the graph until it's freed: by a node of the same or another graph, or by the
+// program. The address stays reserved as long as something refers to it: nodes, operations of launches, or a
+// launch whose memory hasn't been freed.
 
 #include <stdlib.h>
 
@@ -13,14 +14,14 @@ struct allocation {
     CUmemPoolProps props;
     uint64_t start, size;
     unsigned references;
-    unsigned launches; // launches whose memory exists; more than one if a free hasn't run yet
-    uint64_t until;    // `until` of its range, kept here while it isn't live
-    bool live;         // allocated, in the order in which the program issues its work
+    unsigned launches; // launches whose memory hasn't been freed; more than one if a free is still pending
+    uint64_t until;    // while it isn't live: `until` of its range
+    bool live;         // work that the program issues now may use it
 };
 _Static_assert(sizeof(struct allocation) <= OBJECT_SIZE, "fit");
 
 static struct allocation *allocations;
-static uint64_t live_bytes, kept_bytes, high; // kept: by the device for all graphs, until a trim
+static uint64_t live_bytes, reserved_bytes, high; // reserved: for all graphs, until the program trims it
 
 static struct allocation *find(uint64_t start) {
     struct allocation *at = allocations;
@@ -89,7 +90,7 @@ void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *param
         .poolProps = allocation->props, .bytesize = allocation->size, .dptr = allocation->start};
 }
 
-// A graph may free memory only once, its own or another graph's.
+// Check whether a node that frees this memory may be added: a graph may free each allocation only once.
 CUresult sim_check_free_node(const struct graph *graph, CUdeviceptr memory) {
     if (!find(memory))
         return CUDA_ERROR_INVALID_VALUE;
@@ -136,8 +137,8 @@ bool sim_has_memory(const struct graph *graph) {
 // Launches
 
 static void trim(void) {
-    sim_give_memory(kept_bytes - live_bytes);
-    kept_bytes = live_bytes;
+    sim_give_memory(reserved_bytes - live_bytes);
+    reserved_bytes = live_bytes;
 }
 
 static void set_live(struct allocation *allocation) {
@@ -154,7 +155,8 @@ static void set_freed(struct allocation *allocation, uint64_t until, bool frees_
     sim_set_until(allocation->start, until, frees_itself);
 }
 
-// Graphs allocate and free in order: a launch needs the maximum that exists at once.
+// Reserve memory for a launch. Its operations allocate and free in order, so it needs the largest amount
+// that's allocated at any one time.
 CUresult sim_reserve_graph_memory(const struct operation *all, size_t count) {
     uint64_t now = live_bytes, most = 0;
     for (size_t i = 0; i < count; i++) {
@@ -165,10 +167,10 @@ CUresult sim_reserve_graph_memory(const struct operation *all, size_t count) {
             now += allocation->size;
         most = now > most ? now : most;
     }
-    if (most > kept_bytes && !sim_take_memory(most - kept_bytes))
+    if (most > reserved_bytes && !sim_take_memory(most - reserved_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    kept_bytes = most > kept_bytes ? most : kept_bytes;
-    high = kept_bytes > high ? kept_bytes : high;
+    reserved_bytes = most > reserved_bytes ? most : reserved_bytes;
+    high = reserved_bytes > high ? reserved_bytes : high;
     return CUDA_SUCCESS;
 }
 
@@ -191,8 +193,9 @@ CUresult sim_check_launch(const struct operation *all, size_t count, bool frees_
     return sim_reserve_graph_memory(all, count);
 }
 
-// Record that the launch was issued. Memory that it allocates exists from now on: the program may issue work
-// for it. Copies and memsets fail if memory doesn't exist when their turn in the graph comes.
+// Record that a launch was issued. The memory that it allocates counts as allocated from now on, since the
+// program may issue work that uses it. Go through the operations in order and mark copies and memsets whose
+// memory isn't allocated at that point; they fail when they run.
 void sim_note_launch(struct operation *all, size_t count, bool (*lacks_memory)(const struct operation *)) {
     for (size_t i = 0; i < count; i++) {
         struct allocation *allocation = find(all[i].memory);
@@ -263,7 +266,7 @@ API cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value) {
     bool now = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT ||
                attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
     if (!status)
-        *(uint64_t *)value = in_units(now ? kept_bytes : high);
+        *(uint64_t *)value = in_units(now ? reserved_bytes : high);
     return status;
 }
 
@@ -274,7 +277,7 @@ API cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value) {
         attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
     if (status || !is_high || *(const uint64_t *)value)
         return status ? status : CUDA_ERROR_INVALID_VALUE;
-    high = kept_bytes;
+    high = reserved_bytes;
     return CUDA_SUCCESS;
 }
 

@@ -1,7 +1,7 @@
-// malloc for device code. The heap of a context consists of pages; a page has blocks of one size, a power of
-// two, or a single larger block. A block is identified by its page and its number there, so that each access
-// can be checked against the requested size. Freed blocks wait in a queue, by size, and are reused only when
-// 64 MiB of them wait; until then an access to one is detected.
+// malloc for device code. The heap of a context consists of pages. A page contains blocks of one size, a
+// power of two, or a single larger block. From any address we can compute the page and the block, and check
+// the access against the size that the kernel requested. There's a queue of freed blocks for each block size.
+// A freed block is reused only when its queue holds 64 MiB; until then, an access to it is detected.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,8 +124,8 @@ static unsigned order_of(uint64_t size) {
     return order > MOST ? SIZES - 1 : order - LEAST;
 }
 
-// Take a block that was never used, or the block freed first. Returns 0 if memory runs out.
-static uint64_t take(struct heap *heap, unsigned order) {
+// Allocate a block: a new one, or the oldest of the freed ones. Returns 0 if memory runs out.
+static uint64_t allocate_block(struct heap *heap, unsigned order) {
     struct queue *queue = &heap->freed[order];
     uint64_t block = (uint64_t)1 << (order + LEAST);
     if (queue->bytes >= WAITING)
@@ -138,7 +138,7 @@ static uint64_t take(struct heap *heap, unsigned order) {
     return queue->count ? pop(queue, block) : 0;
 }
 
-static uint64_t take_whole(struct heap *heap, uint64_t size) {
+static uint64_t allocate_pages(struct heap *heap, uint64_t size) {
     uint64_t whole = (size + PAGE - 1) / PAGE * PAGE;
     struct page *page = add_page(heap, whole, whole);
     if (page)
@@ -154,7 +154,7 @@ uint64_t sim_heap_take(struct context *context, uint64_t size) {
     if (!heap || !size || size > most || heap->allocated > most - size)
         return 0;
     unsigned order = order_of(size);
-    uint64_t block = order < SIZES - 1 ? take(heap, order) : take_whole(heap, size);
+    uint64_t block = order < SIZES - 1 ? allocate_block(heap, order) : allocate_pages(heap, size);
     if (!block)
         return 0;
     const struct page *page = find(heap, block);

@@ -1,5 +1,5 @@
-// Objects of `gpt-asm --arch host`: the dynamic linker loads them from memory, and their table, host_module,
-// lists their contents.
+// Shared objects made by `gpt-asm --arch host`. The dynamic linker loads them from memory. Their table,
+// host_module, lists the kernels and variables.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,8 +11,9 @@
 #include "common/broker.h"
 #include "run.h"
 
-// The linker treats two files with the same name as one, and descriptor numbers are reused, so spell a serial
-// number in the path, as "./" or "/" for each bit.
+// Make a path by which the linker can open a file in memory. The linker takes two files with the same path
+// for one, and descriptor numbers are reused. So the path also contains a serial number, with "./" or "/" for
+// each bit.
 static void name_file(int file, char name[128]) {
     static uint32_t serials;
     uint32_t serial = __atomic_fetch_add(&serials, 1, __ATOMIC_RELAXED);

@@ -1,5 +1,6 @@
-// Images of GPU code: the part that suits the device is copied, and its kernels, their parameters and its
-// variables are read. Compressed parts aren't read: they may contain any name.
+// Reads images of GPU code: copies the part that suits the device, and lists its kernels, their parameters,
+// and its variables. With GPT_SIM_RUN=none, compressed parts aren't decompressed, so every name that's looked
+// up in them counts as found.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +42,8 @@ static void read_object(struct code *code, const struct host_module *module) {
 
 // Images
 
-// Read a fatbin in memory. For relocatable code it has only cubins made by nvlink; nvlink's inputs are in a
-// list, and have PTX.
+// Read a fatbin in memory. If the program was built with relocatable device code, the fatbin contains only
+// the cubins that nvlink made. The PTX is in nvlink's inputs, to which the wrapper has a list; link that.
 static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wrapper) {
     const struct fatbin_region *region = wrapper->data;
     if (region->magic != FATBIN_MAGIC)
@@ -58,9 +59,9 @@ static CUresult read_wrapper(struct code *code, const struct fatbin_wrapper *wra
         sim_say_unsuitable(region);
     if (status)
         return status;
-    const char *kept = sim_keep_text(code, text, strlen(text));
+    const char *copy = sim_keep_text(code, text, strlen(text));
     free(text);
-    return kept ? sim_read_ptx(code, kept, strlen(kept)) : CUDA_ERROR_OUT_OF_MEMORY;
+    return copy ? sim_read_ptx(code, copy, strlen(copy)) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult read_image(struct code *code, const void *start, size_t room) {

@@ -1,5 +1,6 @@
-// cuLink*, and compiler logs: a program passes buffers in its options and gets the number of bytes written.
-// This device reports only errors about PTX, no information.
+// The linker of the driver API (cuLink*), and compiler logs. A program passes buffers for logs in the options
+// of a call. The simulated device writes only errors about PTX to them; the log for other information stays
+// empty.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +84,7 @@ static CUresult check_link(const struct link *link) {
     return is_kind(link, LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// PTX may have to be unpacked, so don't hold the lock.
+// Add PTX to a link. Call it without the lock, because the PTX may have to be decompressed.
 static CUresult add_data(struct link *link, const char *data, size_t size) {
     struct part *parts = NULL;
     bool library =

@@ -1,4 +1,4 @@
-// The threads of a block: their stacks, whose turn it is, and where they meet.
+// The threads ("lanes") of a block: their stacks, which one runs next, and where they wait for each other.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,8 +33,8 @@ void sim_fail(struct run *run, const struct lane *lane, uint32_t site, CUresult 
 
 // -- Stacks ----------------------------------------------------------------
 //
-// A lane gets a stack when it begins, and hands it to the next one when it exits. So a kernel whose threads
-// never wait needs only one stack per worker. Stack memory is touched only as it's used.
+// A lane gets a stack when it begins, and when it exits, the next lane continues on the same stack. So if the
+// threads of a kernel never wait for each other, each worker needs only one stack.
 
 enum {
     FRAMES = 256 << 10, // bytes for functions' frames, on top of their local memory
@@ -126,7 +126,7 @@ static void go(struct worker *worker, void **from, struct lane *next) {
     }
 }
 
-// Leave the stack for good, dropping its contents.
+// Continue with another lane, and free this stack.
 static __attribute__((noreturn)) void end(struct worker *worker, struct stack *stack, struct lane *next) {
     void *never;
     stack->next = worker->free;
@@ -135,7 +135,8 @@ static __attribute__((noreturn)) void end(struct worker *worker, struct stack *s
     __builtin_unreachable();
 }
 
-// Run on a stack: one lane after another, until the next one already has a stack.
+// The code that runs on each stack: run one lane after another, until the next lane already has its own
+// stack.
 static __attribute__((noreturn)) void run_lanes(struct worker *worker) {
     struct stack *stack = worker->current->stack;
     struct lane *lane = worker->current;
@@ -188,7 +189,7 @@ static void meet(struct warp *warp, uint32_t lanes, host_combine *combine) {
     sim_advance(warp->block);
 }
 
-// If all lanes that `lane` waits for have arrived, let them meet, and return true.
+// If all lanes that `lane` waits for have arrived, combine their values, let them continue, and return true.
 static bool try(struct warp *warp, const struct lane *lane) {
     uint32_t lanes = lane->mask & warp->all & ~warp->exited;
     if (lanes & ~warp->meeting)
@@ -251,9 +252,9 @@ static bool meet_active(struct warp *warp) {
 
 // -- Turns -----------------------------------------------------------------
 //
-// The lanes of a block take turns: the lanes of a warp in order, each until it waits, then the next warp.
-// Lanes that spin take turns too, each time for a shorter slice, because they may be waiting for another
-// lane.
+// The lanes of a block take turns. The lanes of a warp run in order, each until it waits for others, and then
+// the next warp runs. A lane that spins in a loop may be waiting for another lane's store, so after a number
+// of backward branches the next lane gets a turn. That number is halved each time.
 
 enum { SHORTEST = 512, ENOUGH = 4096 }; // backward branches; turns
 
@@ -280,10 +281,12 @@ static unsigned count_ready(const struct resident *block) {
     return count;
 }
 
-// Once all lanes have had their turn, other blocks get one. That doesn't depend on progress: lanes may meet,
-// or pass barriers, just to check together whether another block has done what they wait for.
+// Let other lanes run, because this one has used up its turn. Once all lanes of the block have had a turn,
+// other blocks of the worker get one, even if lanes of this block met or passed a barrier: they may do that
+// just to check together whether another block has stored something.
 //
-// If a warp's only running lanes are waiting for memory, lanes that wait for those wait forever.
+// Lanes that wait in meet with mask 0 continue when no other lane of the warp can advance. Lanes that spin
+// until memory changes would prevent that forever, so after ENOUGH turns the waiting lanes continue as well.
 void sim_turn(struct host_thread *thread, uint32_t site) {
     struct lane *lane = lane_of(thread);
     struct warp *warp = lane->warp;

@@ -65,19 +65,19 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
     }
     if (!values && end > size && sim_runs)
         return CUDA_ERROR_INVALID_VALUE;
-    void **kept = calloc(1, entry->count * sizeof(*kept) + end);
-    if (!kept)
+    void **copies = calloc(1, entry->count * sizeof(*copies) + end);
+    if (!copies)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    char *bytes = (char *)(kept + entry->count);
+    char *bytes = (char *)(copies + entry->count);
     for (size_t i = 0; i < entry->count; i++) {
         const struct parameter *parameter = &entry->parameters[i];
-        kept[i] = bytes + parameter->offset;
+        copies[i] = bytes + parameter->offset;
         if (values)
-            memcpy(kept[i], values[i], parameter->size);
+            memcpy(copies[i], values[i], parameter->size);
         else if (parameter->offset + parameter->size <= size)
-            memcpy(kept[i], buffer + parameter->offset, parameter->size);
+            memcpy(copies[i], buffer + parameter->offset, parameter->size);
     }
-    operation->owned = operation->kernel.arguments = kept;
+    operation->owned = operation->kernel.arguments = copies;
     return CUDA_SUCCESS;
 }
 
@@ -123,7 +123,8 @@ static CUresult find_code(struct run *run, struct code **code, struct context *c
     return status;
 }
 
-// Make sure that the function has host code. Earlier look-ups may be invalid afterwards.
+// Make sure that the function has host code. This may release the lock, so pointers to objects that were
+// looked up before may be invalid afterwards.
 static CUresult make(struct function *function) {
     if (!function->entry)
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -206,7 +207,7 @@ bool sim_is_cluster(const void *value, bool *cluster) {
     return true;
 }
 
-// Return whether a launch can have an attribute, as an H200 answers.
+// Check an attribute of a launch, with the same results as on an H200.
 static CUresult check_attribute(const CUlaunchAttribute *at) {
     const int value = *(const int *)&at->value;
     switch (at->id) {

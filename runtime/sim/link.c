@@ -1,11 +1,16 @@
-// Links PTX to PTX: the result is one module with the contents of all, which loads like any other. If two
-// modules use the same local name, one is renamed. An `.extern` declaration is dropped if an earlier module
-// has the definition; if a later one has it, its head is declared instead, because PTX declares names before
-// they are used. The first of several `.weak` definitions is kept. Cubins, and files with only cubins, can't
-// be linked, because the device runs none. A static library is taken to be CUDA's device runtime.
+// Links several PTX modules into one, which is then loaded like any other PTX:
 //
-// This is the only place where the device splits PTX into tokens; outline.c has gpt-asm do that. Linking
-// means cutting pieces out of several texts and renaming them, and a request to gpt-asm holds only one text.
+//   - If two modules use the same local name, one is renamed.
+//   - An `.extern` declaration is dropped if an earlier module has the definition. If a later module has it,
+//   the
+//     declaration is replaced by the head of the definition, because PTX requires names to be declared before
+//     use.
+//   - Of several `.weak` definitions, the first is used.
+//   - Cubins can't be linked, because the device doesn't run machine code.
+//   - A static library is assumed to be CUDA's device runtime (devrt.c).
+//
+// Elsewhere, gpt-asm parses PTX for us (outline.c). But a request to gpt-asm contains a single text, and
+// linking has to cut pieces out of several, so this file splits PTX into tokens itself.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,7 +176,8 @@ static const struct symbol *find_symbol(const struct symbols *symbols, const str
     return NULL;
 }
 
-// Declare what a later module defines: the head of a function, or a variable without its value.
+// Write a declaration of what a later module defines: a function without its body, or a variable without its
+// value.
 static void write_head(FILE *out, const struct symbol *defined) {
     struct text reader = {.at = defined->start, .end = defined->end};
     int depth = 0;

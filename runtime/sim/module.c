@@ -1,5 +1,6 @@
-// Modules, libraries, kernels and functions. A module and its functions belong to a context. A library and
-// its kernels don't: the library gets a module in each context in which one of its kernels is used.
+// Modules and their functions, libraries and their kernels. Modules and functions belong to a context.
+// Libraries and kernels don't: when a kernel is first used in a context, its library is loaded there as a
+// module.
 
 #include <stdlib.h>
 #include <string.h>
@@ -159,7 +160,7 @@ static CUresult load_module(void **module, const void *image, const char *path) 
     return status;
 }
 
-// Wrappers are only for cuLibraryLoadData.
+// Load an image into a module. Only cuLibraryLoadData accepts a fatbin wrapper.
 static CUresult load_data(void **module, const void *image) {
     const struct fatbin_wrapper *wrapper = image;
     return wrapper && wrapper->magic == FATBIN_WRAPPER_MAGIC ? CUDA_ERROR_INVALID_IMAGE

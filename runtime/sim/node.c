@@ -83,14 +83,15 @@ static CUresult add_conditional(void **node, void *graph, void *const *before, s
     return CUDA_SUCCESS;
 }
 
-// Return whether this is the graph of a child node, to which an H200 adds no memory, unlike the body of a
-// condition.
+// Return whether this graph belongs to a child graph node. An H200 refuses to add memory nodes to such a
+// graph, but accepts them in the body of a conditional node.
 static bool is_child(const struct graph *graph) {
     const struct node *owner = find_graph((void *)graph) ? find_node(graph->object.owner) : NULL;
     return owner && owner->operation->type == CU_GRAPH_NODE_TYPE_GRAPH;
 }
 
-// The device can always read and write it; restricting that isn't supported.
+// Check who may access the memory of an allocation node. The device can always read and write it; restricting
+// that isn't supported.
 static CUresult check_access(const CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     enum { READ_WRITE = 3 };
     if (params->accessDescCount && !params->accessDescs)
@@ -105,7 +106,7 @@ static CUresult check_access(const CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     return CUDA_SUCCESS;
 }
 
-// Also returns the address to the program.
+// Add an allocation node, and set the memory's address in the program's parameters.
 static CUresult add_alloc(void **node, void *graph, void *const *before, size_t count,
                           CUDA_MEM_ALLOC_NODE_PARAMS *params) {
     struct context *context;

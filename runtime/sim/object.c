@@ -1,6 +1,7 @@
-// The objects behind handles. All have the same size, their memory is never given back, and the last one
-// freed is the first to be reused, for any kind. So a stale handle soon names another object, at the same
-// point in every run, and until then we know that its object is gone.
+// The objects behind handles. All have the same size, and their memory is never returned to the system, so we
+// can always look at what a handle points to. If a program uses a stale handle, we notice that its object is
+// gone, until the memory is reused. The object freed last is reused first, for an object of any kind, so such
+// a bug soon shows, and at the same point in every run.
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +57,8 @@ void *sim_grow(void *array, size_t count, size_t *room, size_t item) {
     return larger;
 }
 
-// Graphs may be nested to any depth, so delete the deepest first, without recursion.
+// Delete an object and all that it owns, the innermost first. Graphs may be nested to any depth, so don't
+// recurse.
 void sim_delete(void *object) {
     struct object *top = object, *at = top, *next;
     do {

@@ -59,7 +59,8 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *funct
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, dynamic);
 }
 
-// Choose the block size, a multiple of a warp, with the most resident threads, or the largest of these.
+// Return the block size with which most threads are resident. Block sizes are multiples of a warp; if several
+// are equally good, return the largest.
 API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t (*dynamic_of)(int),
                                      size_t dynamic, int limit) {
     if (!grid || !block || !handle)
@@ -107,7 +108,7 @@ API cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *function, int bl
     return CUDA_SUCCESS;
 }
 
-// Clusters have one block.
+// Clusters of more than one block aren't supported.
 
 API cuOccupancyMaxPotentialClusterSize(int *size, void *function, const CUlaunchConfig *config) {
     LOCKED;

@@ -1,4 +1,4 @@
-// Variants of functions that have newer ones with the same parameters.
+// Old variants of functions whose newer variants have the same parameters.
 
 #include "sim.h"
 

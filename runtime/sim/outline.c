@@ -1,7 +1,9 @@
-// Reads the `outline` record (gpt-stream(5)) that gpt-asm --arch host makes from PTX: kernels with their
-// parameters and memory, and variables. It's needed when PTX is loaded; code for kernels is made later. The
-// record may describe hostile PTX, or come from a damaged cache: nothing is allocated by a size in it before
-// the bytes have arrived, and anything that makes no sense is left out.
+// Reads the `outline` record (gpt-stream(5)) that gpt-asm --arch host makes from PTX. It lists the kernels
+// with their parameters and memory, and the variables, which is all that's needed when PTX is loaded. Kernels
+// are compiled later, when they're launched.
+//
+// The record may describe hostile PTX or come from a damaged cache. So memory is never allocated for a size
+// in the record before that many bytes were read, and invalid entries are skipped.
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +14,7 @@
 
 enum { MOST_ALIGN = 1 << 20, MOST_KEYS = 32 };
 
-// Find the value of a key in the map at a cursor. `inside` is then before the value's contents.
+// Find the value of a key in the map at a cursor. `inside` is set to the start of the value's contents.
 static struct value find(struct cursor map, const char *key, struct cursor *inside) {
     struct value head = read_value(&map);
     for (uint64_t left = head.type == MAP && head.number <= MOST_KEYS ? head.number : 0; left; left--) {

@@ -1,4 +1,4 @@
-// The parameters of graph nodes: makes operations from them, returns and replaces them.
+// The parameters of graph nodes: converts them to operations and back, and replaces them.
 
 #include <string.h>
 
@@ -254,7 +254,7 @@ API cuGraphEventWaitNodeGetEvent(void *node, void **event) {
     return get_event(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event);
 }
 
-// Take the operation over, for a node of this type.
+// Give a node of this type another operation, unless `status` is an error.
 static CUresult replace(struct node *node, CUresult status, struct operation *operation) {
     if (status)
         return status;

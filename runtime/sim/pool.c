@@ -1,5 +1,5 @@
-// Memory pools. Their memory is like any other: a pool only counts it. It can be used at once, not only in
-// stream order.
+// Memory pools. A pool only counts its memory, which is allocated like any other. Unlike on a GPU, the memory
+// can be used as soon as the call returns, and not only in stream order.
 
 #include <string.h>
 
@@ -81,7 +81,7 @@ API cuDeviceSetMemPool(CUdevice device, void *pool) {
     return device ? CUDA_ERROR_INVALID_DEVICE : set_current(&device_location, pool);
 }
 
-// Managed memory uses the pools of its location.
+// Managed memory uses the pool of the location that it prefers.
 
 API cuMemGetDefaultMemPool(void **pool, const CUmemLocation *location, int type) {
     LOCKED;
@@ -199,7 +199,7 @@ API cuMemPoolGetAccess(int *flags, void *pool, const CUmemLocation *location) {
     return CUDA_SUCCESS;
 }
 
-// In a stream that is captured: a node.
+// Allocate in a stream that's being captured, which adds an allocation node.
 static CUresult capture(CUdeviceptr *memory, size_t size, struct context *context, struct stream *stream) {
     if (stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

@@ -1,4 +1,5 @@
-// printf, assert and malloc for device code. The output of a call is written at once, in one piece.
+// printf, assert and malloc for device code. Each call's output is written immediately and in one piece. A
+// GPU buffers it until the next synchronization.
 
 #include <stdio.h>
 #include <string.h>
@@ -109,13 +110,13 @@ int sim_print(struct host_thread *thread, uint32_t site, uint64_t format, uint64
 void sim_assert(struct host_thread *thread, uint32_t site, uint64_t message, uint64_t file, uint32_t line,
                 uint64_t function) {
     struct lane *lane = lane_of(thread);
-    char said[1024], where[1024], in[1024], text[4096];
-    sim_read_text(lane, site, message, said, sizeof(said));
+    char condition[1024], where[1024], in[1024], text[4096];
+    sim_read_text(lane, site, message, condition, sizeof(condition));
     sim_read_text(lane, site, file, where, sizeof(where));
     sim_read_text(lane, site, function, in, sizeof(in));
     snprintf(text, sizeof(text), "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.",
              where, line, in, thread->ctaid[0], thread->ctaid[1], thread->ctaid[2], thread->tid[0],
-             thread->tid[1], thread->tid[2], said);
+             thread->tid[1], thread->tid[2], condition);
     gpt_write_line(text);
     sim_fault(thread, site, HOST_FAULT_ASSERT, 0);
 }

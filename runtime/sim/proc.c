@@ -1,4 +1,4 @@
-// Looking up functions: cuGetProcAddress, and the private tables, which nobody gets.
+// Looking up functions: cuGetProcAddress, and cuGetExportTable, which always fails.
 
 #include <string.h>
 
@@ -31,7 +31,8 @@ API cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-// Programs compiled for the per-thread default stream want these variants unless they ask otherwise.
+// A program compiled for per-thread default streams calls this variant, and gets the per-thread variants of
+// functions unless it asks for the others.
 API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uint64_t flags, int *status) {
     if (!(flags & CU_GET_PROC_ADDRESS_LEGACY_STREAM))
         flags |= CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -42,11 +43,11 @@ API cuGetProcAddress_v2_ptsz(const char *name, void **function, int version, uin
 // that the driver is NVIDIA's (cudaErrorSoftwareValidityNotEstablished), so this driver has none.
 API cuGetExportTable(const void **table, const CUuuid *id) {
     static const unsigned char runtime[] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a};
-    static bool said;
+    static bool warned;
     if (!table || !id)
         return CUDA_ERROR_INVALID_VALUE;
     *table = NULL;
-    if (!memcmp(id->bytes, runtime, sizeof(runtime)) && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+    if (!memcmp(id->bytes, runtime, sizeof(runtime)) && !__atomic_exchange_n(&warned, true, __ATOMIC_RELAXED))
         gpt_write_line("libcuda.so.1: error: cuGetExportTable: NVIDIA's CUDA runtime needs NVIDIA's "
                        "driver: link the program with 'nvcc -cudart shared', see gpt-sim(7)");
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -1,5 +1,6 @@
-// Queues of work, one per stream. Each queue has a thread that does its work in order, after the call that
-// issued it has returned. Work that takes no time (an event) is done immediately if the queue is empty.
+// Queues of work, one per stream. A thread for each queue does the work in order, while the program
+// continues. If the queue is empty, work that takes no time, such as recording an event, is done immediately
+// by the caller.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -165,8 +166,8 @@ void sim_wait_for(struct work *work) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Wait for everything issued before the call, in a context or in all (NULL). With `all`, also wait for work
-// issued meanwhile.
+// Wait for all work issued before this call, in one context or in all of them (NULL). With `all`, wait until
+// no work is left, including work issued in the meantime.
 void sim_drain(struct context *context, bool all) {
     uint64_t limit = all ? UINT64_MAX : numbers;
     for (struct queue *queue = !context || context->busy ? queues : NULL; queue;)
@@ -204,8 +205,8 @@ void sim_end_queues(const struct context *context) {
             queue->context = NULL;
 }
 
-// Return whether the other queue's work waits for this one's: one of them belongs to the legacy default
-// stream, the other to a blocking stream.
+// Return whether work in the other queue implicitly waits for this queue's. That's so if one of them belongs
+// to the legacy default stream and the other to a blocking stream of the same context.
 static bool is_before(const struct queue *queue, const struct queue *other) {
     const struct queue *legacy = queue->context ? queue->context->legacy->queue : NULL;
     return queue->first && queue != other && legacy && queue->context == other->context &&

@@ -1,9 +1,10 @@
-// Ranges of memory by address: allocated, mapped or registered ones, and the last freed ones.
+// Ranges of memory by address: allocated, mapped and registered ones, and the ones freed most recently.
 //
-// Work may use memory if it was issued before the free was, whichever runs first, so that a program gets the
-// same answer each time. Calls look up the ranges when they're made, kernels when they run, by the number of
-// their work. So freed memory is kept while older work is pending, and a while longer, so that a later access
-// is detected and does no harm.
+// An operation may use memory if the program issued the operation before the free, no matter which of them
+// happens to run first. So a program that uses freed memory gets the same error in every run. Each operation
+// has a number, and a range stores the number from which on operations may not use it. Freed memory isn't
+// returned to the system while older operations are pending. It's kept a while longer even then, so that a
+// late access is detected and doesn't overwrite other data.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +39,8 @@ static bool may_use(const struct range *range, uint64_t number) {
     return !range->until || number < range->until || (number == range->until && range->frees_itself);
 }
 
-// Adjacent mappings count as one.
+// Find the range that contains these bytes and that operation `number` may use. Adjacent mappings count as
+// one range.
 static const struct range *range_for(uint64_t start, uint64_t size, uint64_t number) {
     size_t at = find(start);
     const struct range *range = at ? &ranges[at - 1] : NULL;
@@ -78,7 +80,7 @@ bool sim_add_range(uint64_t start, size_t size, const void *owner, enum memory t
     return true;
 }
 
-// Give back the oldest freed memory while there's too much.
+// Return the oldest freed memory to the system while more than FREED ranges or FREED_BYTES are kept.
 static void trim(void) {
     size_t first = 0;
     if (freed_count <= 2 * FREED && freed_bytes <= FREED_BYTES)
@@ -94,7 +96,7 @@ static void trim(void) {
     pthread_rwlock_unlock(&change);
 }
 
-// Call it with `change` held for writing.
+// Add a range to the freed ones. Call it with `change` held for writing.
 static void retire(struct range range) {
     struct range *larger = sim_grow(freed, freed_count, &freed_room, sizeof(*freed));
     if (!larger)
@@ -218,8 +220,8 @@ bool sim_wait_for_free(void) {
     return false;
 }
 
-// How much of the device's memory is in use. Managed memory may exceed the device's, and pinned memory is
-// host memory.
+// How much of the device's memory is in use. Managed memory isn't counted, because it may exceed the device's
+// memory, and neither is pinned memory, which is the host's.
 
 static uint64_t taken;
 

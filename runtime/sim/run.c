@@ -1,7 +1,10 @@
-// A launch: its blocks begin in order, on the stream's thread and on helpers that all launches share. A
-// worker is a multiprocessor with a clock. It holds several blocks, and runs one until it only spins. It
-// takes another block when it has none, or when all its blocks spin, as they may be waiting for that block.
-// All blocks of a cooperative launch fit on one worker, so no launch needs a second one.
+// Runs the blocks of a launch on workers: the stream's own thread, and helper threads that all launches
+// share. Each worker simulates a multiprocessor.
+//
+// Blocks begin in the order of their numbers. A worker runs one block until all of the block's lanes only
+// spin, and then another of its blocks. It begins a new block when it has none, or when all of its blocks
+// spin, since they may be waiting for a block that hasn't begun. A single worker can hold all blocks of a
+// cooperative launch, so every launch can finish even if it gets no helper.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -160,7 +163,8 @@ static void retire(struct worker *worker) {
     worker->residents[worker->count] = done;
 }
 
-// Return true if for too long no lane has exited, met another or passed a barrier.
+// Return whether the launch seems to hang: for GPT_SIM_TIMEOUT seconds, no lane has exited, met another or
+// passed a barrier.
 static bool is_late(struct worker *worker) {
     if (!sim_timeout || ++worker->looks % LOOKS)
         return false;

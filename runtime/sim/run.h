@@ -1,15 +1,14 @@
-// How kernels run.
+// How kernels run on the simulated device.
 //
 //   run.c        launches: blocks over workers
-//   lanes.c      threads with stacks of their own: which one is next, barriers, threads of a warp that meet
-//   check.c      accesses to memory, faults
-//   print.c      printf, assert, malloc of device code
-//   variables.c  variables of modules
-//   host.c       objects of `gpt-asm --arch host`
+//   lanes.c      threads and their stacks: which one runs next, barriers, threads of a warp that wait for
+//   each other check.c      checks of memory accesses, faults print.c      printf, assert, malloc of device
+//   code variables.c  variables of modules host.c       objects of `gpt-asm --arch host`
 //
-// A *lane* is a thread of a block. A *worker* is a host thread that runs blocks: a multiprocessor. The lanes
-// of a block stay on its worker, which runs one at a time until it waits. A block that has begun is
-// *resident*. A worker begins another one when all its blocks only take turns, as spinning threads do.
+// A *lane* is a thread of a block. A *worker* is a host thread that runs blocks, and so plays the part of a
+// multiprocessor. All lanes of a block run on the same worker, one at a time: each until it waits for others.
+// A block that has begun is *resident*. A worker begins another block when the lanes of all its resident
+// blocks only spin.
 
 #ifndef GPT_RUN_H
 #define GPT_RUN_H
@@ -40,8 +39,8 @@ struct warp { // sets of lanes
     struct lane *lanes;
     uint32_t all, exited;
     uint32_t ready;   // may run
-    uint32_t meeting; // lanes that wait in meet for the lanes in their mask
-    uint32_t active;  // lanes that wait in meet until no other lane can advance
+    uint32_t meeting; // lanes that wait until all lanes in their mask have arrived
+    uint32_t active;  // lanes that wait until no other lane of the warp can advance (a mask of 0)
     unsigned last;    // the lane that was chosen last
     unsigned turns;   // turns of other lanes since one became active
 };

@@ -1,5 +1,5 @@
-// Settings of contexts, functions and the device that have no effect here, and peers, which a single device
-// doesn't have.
+// Settings of contexts, functions and the device that are stored but have no effect here, and functions for
+// peers, although this device has no peer.
 
 #include <stdio.h>
 #include <string.h>

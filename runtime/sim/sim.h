@@ -41,7 +41,7 @@
 #include "sim/renamed.h"
 #define API CUresult
 
-// One lock for all objects. While it's held, no operation runs and no function of the program is called.
+// One lock guards all objects. It's released while an operation runs or a function of the program is called.
 extern pthread_mutex_t sim_lock;
 static inline int sim_acquire(void) {
     pthread_mutex_lock(&sim_lock);
@@ -96,7 +96,7 @@ static inline bool is_kind(const void *handle, enum kind kind) {
     return (uintptr_t)handle > SPECIAL && ((const struct object *)handle)->kind == kind;
 }
 
-// A handle that outlives its object.
+// A reference to an object that may be deleted before it: compare the serial numbers to find out.
 struct reference {
     void *object;
     uint64_t serial;
@@ -164,8 +164,8 @@ struct context {
     struct heap *heap; // for device code; NULL: not used yet
 };
 CUresult sim_enter(struct context **context); // the current one; fails if no call may be made in it
-// After a fault, every call in every context returns this: the process can't use the device again. 0: no
-// fault yet.
+// The first fault of a kernel, or 0. As with NVIDIA's driver, every later call returns it, in every context,
+// and the process can't use the device again.
 extern CUresult sim_fault_status;
 bool sim_note_fault(CUresult status); // false: not an error of a kernel
 static inline CUresult sim_error_of(const struct context *context) {
@@ -221,7 +221,8 @@ CUresult sim_allocate_from(CUdeviceptr *memory, size_t size, void *owner, void *
 CUresult sim_free(CUdeviceptr memory);
 
 // copy.c
-// `node`: for a node of a graph, whose own memory may not exist yet.
+// Check a copy's or memset's arguments. `node`: it's for a graph node, which may use memory that a launch of
+// its graph allocates later.
 CUresult sim_check_copy(const CUDA_MEMCPY3D *copy, bool node);
 CUresult sim_check_set(const CUDA_MEMSET_NODE_PARAMS_v2 *set, bool node);
 void sim_run_copy(const CUDA_MEMCPY3D *copy);
@@ -287,17 +288,17 @@ CUresult sim_read_image(struct code **code, const void *start, size_t room);
 CUresult sim_read_file(struct code **code, const char *path);
 
 // fatbin.c
-// Call `take` with the PTX of an image that suits the device best, and return its status. Call it without the
+// Call `use` with the PTX of an image that suits the device best, and return its status. Call it without the
 // lock.
-CUresult sim_each_ptx(const void *image, size_t room, CUresult (*take)(void *, const char *, size_t),
+CUresult sim_each_ptx(const void *image, size_t room, CUresult (*use)(void *, const char *, size_t),
                       void *data);
 
 // build.c
 // Make sure that a kernel has host code. Call it with the lock, which it may release meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
 // outline.c
-// Check whether host code can be made from a PTX image: it's for this device, and of a known version. If it
-// has only one kernel, compile that. Call it without the lock.
+// Check that a PTX image is for this device and that its kernels can be compiled to host code. If it has only
+// one kernel, the check compiles it. Call it without the lock.
 CUresult sim_check_text(struct code *code);
 
 // Decompress the PTX in an element of a fatbin, to be freed. With GPT_WANT_OUTLINE, its outline goes into the
@@ -496,8 +497,8 @@ void sim_describe_graph_memory(uint64_t start, CUDA_MEM_ALLOC_NODE_PARAMS *param
 
 // proc.c and table.c
 
-// cuInit sets the first byte. The kernel clears the page in any forked child, which may not use the driver,
-// as with NVIDIA's.
+// Shows that the driver is initialized: cuInit sets the first byte. The kernel clears this page in a forked
+// child (MADV_WIPEONFORK), so a child of an initialized process can't use the driver, as with NVIDIA's.
 enum { SIM_PAGE = 4096 };
 extern char sim_ready[SIM_PAGE];
 

@@ -1,6 +1,6 @@
-// Streams: their handles, issuing work, and waiting for it. An operation goes to the stream's queue
-// (queue.c), or to the graph that captures it (capture.c). The legacy default stream waits for all blocking
-// streams of its context, and they wait for it.
+// Streams: their handles, issuing operations, and waiting for them. An operation goes into the stream's queue
+// (queue.c), or becomes a graph node if the stream is being captured (capture.c). Work in the legacy default
+// stream waits for earlier work in all blocking streams of its context, and vice versa.
 
 #include "queue.h"
 
@@ -19,7 +19,8 @@ static struct context *context_of(const struct stream *stream) {
     return (struct context *)stream->object.owner;
 }
 
-// If too much is pending, wait as a driver does. Earlier look-ups may be invalid afterwards.
+// Issue an operation. Like NVIDIA's driver, wait if too many are pending. That releases the lock, so pointers
+// to objects that were looked up before may be invalid afterwards.
 CUresult sim_issue(struct stream *stream, struct operation *operation) {
     enum { MOST = 1024 };
     const struct reference is = sim_refer(stream);
@@ -142,8 +143,8 @@ API cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     return call(stream, function, NULL, data);
 }
 
-// `mode` says how the driver's thread waits for work before it calls the function. That makes no difference
-// here.
+// `mode` chooses how the driver's thread waits before it calls the function (spinning or blocking). It has no
+// effect here.
 API cuLaunchHostFunc_v2(void *stream, void (*function)(void *), void *data, unsigned mode) {
     enum { SPINWAIT = 1 };
     return mode > SPINWAIT ? CUDA_ERROR_INVALID_VALUE : call(stream, function, NULL, data);

@@ -1,4 +1,4 @@
-// Values that streams write to memory and wait for, and attributes of streams.
+// Stream memory operations, which write a value to memory or wait for one, and attributes of streams.
 
 #include <stdlib.h>
 #include <string.h>

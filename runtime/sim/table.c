@@ -1,6 +1,7 @@
-// Every function, as programs find it: a stub that jumps to the implementation, sim_NAME (sim.h renames it),
-// if the process has initialized the driver. A few functions may be called before that. A function that's
-// defined nowhere else returns CUDA_ERROR_NOT_SUPPORTED, and prints a message the first time.
+// The functions that the library exports. Each is a stub that checks whether the process has initialized the
+// driver, which isn't needed for a few functions, and then jumps to the implementation, sim_NAME (sim.h does
+// the renaming). A function without an implementation returns CUDA_ERROR_NOT_SUPPORTED, and prints a message
+// the first time.
 
 #include <stdio.h>
 
@@ -32,9 +33,8 @@ __attribute__((aligned(SIM_PAGE))) char sim_ready[SIM_PAGE];
     ANYTIME(X) \
     X(cuProfilerInitialize)
 
-// Functions that a host function or callback may call: an H200 rejects the others (800). It accepts work for streams
-// without checking; cuStreamQuery then returns 600, because the callback isn't done. Functions in the second list have
-// a variant _ptsz.
+// Functions that a host function or callback may call. On an H200, the others return CUDA_ERROR_NOT_PERMITTED (800).
+// Functions in the second list have a variant _ptsz.
 #define IN_CALLBACK(X) \
     ANYTIME(X) \
     X(cuThreadExchangeStreamCaptureMode) \
@@ -78,8 +78,8 @@ __attribute__((used)) int sim_is_in_callback(void) { return sim_in_host_function
 // CUDA_ERROR_NOT_PERMITTED, or calls sim_NAME.
 #include "arch_stubs.h"
 
-static CUresult refuse(const char *name, bool *said) {
-    if (!__atomic_exchange_n(said, true, __ATOMIC_RELAXED)) {
+static CUresult refuse(const char *name, bool *warned) {
+    if (!__atomic_exchange_n(warned, true, __ATOMIC_RELAXED)) {
         char line[256];
         snprintf(line, sizeof(line), "libcuda.so.1: error: %s: not simulated: see gpt-sim(7)", name);
         gpt_write_line(line);
@@ -89,8 +89,8 @@ static CUresult refuse(const char *name, bool *said) {
 
 #define NAME(name)                                                                                           \
     __attribute__((weak, section("refused"))) API name(void) {                                               \
-        static bool said;                                                                                    \
-        return refuse(#name, &said);                                                                         \
+        static bool warned;                                                                                  \
+        return refuse(#name, &warned);                                                                       \
     }
 #define X(name, suffix, since, words) NAME(name##suffix)
 #define P(name, suffix, since, variant, words) NAME(name##suffix) NAME(name##suffix##variant)

@@ -1,5 +1,5 @@
-// User objects: the program's data that graphs keep. One is destroyed with the last reference to it, by a
-// separate thread, because the function may wait for anything.
+// User objects: data of the program that lives as long as the graphs that refer to it. When the last
+// reference is dropped, a separate thread calls the program's destructor, since that may wait for anything.
 
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-// Variables of a module: each .global variable has its own memory, all .const variables share one window.
+// The variables of a module. Each .global variable is a separate allocation; all .const variables are in one,
+// like a constant bank on a GPU.
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-// Reserved addresses, memory without an address, and mappings of the latter to the former. Memory is an
-// unnamed file, which may be mapped at several addresses.
+// Virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap): a program reserves addresses,
+// creates memory that has no address yet, and maps the one to the other. The memory is an unnamed file, so it
+// can be mapped at several addresses.
 
 #include <string.h>
 #include <sys/mman.h>
@@ -60,7 +61,7 @@ static bool overlaps(uint64_t start, uint64_t size) {
     return false;
 }
 
-// Return how many of these bytes are mapped by whole mappings.
+// Return how many of these bytes belong to mappings that lie completely within them.
 static uint64_t covered(uint64_t start, uint64_t size) {
     uint64_t sum = 0;
     for (size_t i = 0; i < mapped.count; i++)
@@ -199,7 +200,8 @@ API cuMemMap(CUdeviceptr start, size_t size, size_t offset, uint64_t handle, uin
     return CUDA_SUCCESS;
 }
 
-// Work that looks up the memory later doesn't find it. Work that already found it may finish first.
+// Work that begins after this call doesn't find the memory any more. Work that already uses it finishes
+// first.
 API cuMemUnmap(CUdeviceptr start, size_t size) {
     LOCKED;
     const struct piece whole = {.start = start, .size = size};

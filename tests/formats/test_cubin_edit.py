@@ -266,12 +266,13 @@ extern "C" __global__ void halves(unsigned short *p) {
     asm volatile("atom.add.noftz.f16 %0, [%1], %2;" : "=h"(old) : "l"(p), "h"(p[1]) : "memory");
     p[2] = old;
 }
+extern "C" __global__ void unused(float4 *p, float *out) { out[0] = p[1].x * p[1].y + p[1].z; }
 """
 LISTS = {
     ("waits", 0x39): "SYNCS", ("prints", 0x46): "CALL.ABS", ("waits", 0x1C): "EXIT", ("prints", 0x1C): "EXIT",
-    ("halves", 0x2E): ("LD.E", "CAS"),
+    ("halves", 0x2E): ("LD.E", "CAS"), ("unused", 0x44): "LDG.E.128",
 }  # fmt: skip
-STEPS = {0x39: 4, 0x2E: 2}  # numbers of an entry
+STEPS = {0x39: 4, 0x2E: 2, 0x44: 2}  # numbers of an entry
 
 
 @pytest.mark.parametrize("at", [full(0), 16, full(48)])
@@ -279,7 +280,7 @@ def test_lists_of_instructions_follow_them(at):
     """The rest of an entry, after the offset, is unchanged."""
     data = samples.image(BARRIERS, "sm_90")
     cubin = CubinEditor(data)
-    for name in ("waits", "prints", "halves"):
+    for name in ("waits", "prints", "halves", "unused"):
         KernelEditor(cubin, name).insert(at, NOP * 3)
     new = cubin.build()
     for (name, kind), opcodes in LISTS.items():

@@ -184,7 +184,7 @@ def align_clocks(stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
-    """Return the index of each unit in the order in which the file has them."""
+    """Return the position of each unit in the file, where partial warps come after all full ones."""
     block, unit = np.divmod(units, section.units)
     rest = section.units - section.whole
     early = block * section.whole + unit

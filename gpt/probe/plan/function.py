@@ -46,7 +46,7 @@ class Key(NamedTuple):
 class Place(NamedTuple):
     """A place for code. `kind` is entry, before, after, label, exit or leave.
 
-    Before and after refer to the statement with this `number`; label means after the label. Exit and leave both mean
+    Before and after refer to the statement with this `number`; label means after a label. Exit and leave both mean
     before a statement that leaves the function: exit for the code of a `kernel` position, leave for other code. At the
     end of a function, `number` is the number of statements.
     """

@@ -150,7 +150,7 @@ class Derivation:
         return found
 
     def _aim(self, words: list[int]) -> tuple[list[int], str | None]:
-        """Find the form of the jump distance, and make jumps lead to the next instruction."""
+        """Find the form in which words with jumps store the distance, and return them with the next word as target."""
         texts = [text or "" for text in self.oracle.texts(words)]
         found = [(word, text, _DISTANCE.search(text)) for word, text in zip(words, texts, strict=True)]
         jumps = [(word, text, int(distance[1], 16)) for word, text, distance in found if distance]

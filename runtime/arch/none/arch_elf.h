@@ -1,4 +1,5 @@
-// ELF constants of the processor. No relocation has type ~0, so no library's references match.
+// ELF constants, for processors that we don't support. No relocation has the type ~0, so none is ever
+// changed.
 
 #ifndef GPT_ARCH_ELF_H
 #define GPT_ARCH_ELF_H

@@ -1,2 +1,2 @@
-// This file is empty because it chooses no older versions of glibc's symbols. So a build runs only with the
-// glibc that it was made with, or a later one.
+// This file is empty: no older versions of glibc's symbols are chosen, so a build runs only with the glibc
+// that it was made with, or with a later one.

@@ -1,5 +1,5 @@
-// What the hook must know about a processor, for a build without support for the processor: plain C. No stub
-// makes a frame (hook/stub.c).
+// What the hook needs to know about the processor, in plain C, for processors that we don't support. There
+// are no stubs that make frames (hook/stub.c).
 
 #ifndef GPT_ARCH_HOOK_H
 #define GPT_ARCH_HOOK_H
@@ -30,8 +30,8 @@ static inline bool arch_has_clock(void) {
 
 static inline uint64_t arch_clock(void) { return 0; }
 
-// Atomic, because a signal handler may run in between: no addition is lost, and no two callers get
-// the same address.
+// Add to a pointer of this thread, and return its old value. It's atomic because a signal handler may do the
+// same in between: no two callers must get the same address.
 static inline unsigned char *arch_advance(unsigned char **pointer, size_t by) {
     return __atomic_fetch_add(pointer, by, __ATOMIC_RELAXED);
 }

@@ -1,6 +1,6 @@
-// Like arch/x86_64/arch_math.h, with the C library's rounding modes. Each operation is a separate function,
-// so that nothing else is rounded that way. A result that rounds up to the smallest normal number is kept,
-// where hardware may return 0.
+// The same functions as in arch/x86_64/arch_math.h, with the C library's rounding modes. Each operation is a
+// separate function, so that the mode applies to nothing else. A result that rounds up to the smallest normal
+// number isn't flushed, while hardware may return 0.
 
 #ifndef GPT_ARCH_MATH_H
 #define GPT_ARCH_MATH_H

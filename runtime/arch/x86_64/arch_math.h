@@ -1,14 +1,17 @@
-// For host/math.h: host_TYPE_OPERATION(a, b, round, flags), and for fma (a, b, c, round, flags). They take a
-// rounding mode, and flush subnormal operands and results to 0 if flags have FLAG_ftz. sqrt takes its operand
-// twice. Each is one instruction between two loads of MXCSR, in one asm statement, so nothing else is rounded
-// that way and the flags stay unchanged.
+// Arithmetic with a rounding mode, for host/math.h: host_TYPE_OPERATION(a, b, round, flags), and for fma (a,
+// b, c, round, flags). With FLAG_ftz, subnormal operands and results are flushed to 0. sqrt takes its operand
+// twice.
+//
+// Each is a single instruction between two loads of MXCSR, the register with the rounding mode. All three are
+// in one asm statement, so that the mode applies to nothing else, and the exception flags don't change.
 
 #ifndef GPT_ARCH_MATH_H
 #define GPT_ARCH_MATH_H
 
 #include "formats.h"
 
-// MXCSR by rounding mode, exceptions masked; then the same with subnormal operands and results as 0.
+// Values of MXCSR by rounding mode, with exceptions masked; the second row also flushes subnormal operands
+// and results.
 static const uint32_t host_mxcsr[2][4] = {{0x1f80, 0x7f80, 0x3f80, 0x5f80}, {0x9fc0, 0xffc0, 0xbfc0, 0xdfc0}};
 
 #define HOST_ROUNDED(name, type, instruction)                                                                \

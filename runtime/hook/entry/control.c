@@ -92,14 +92,14 @@ static const char *use_probes(const char *texts, size_t size) {
     if (hook_settings.benchmark || hook_settings.memusage)
         return "it runs with --benchmark or --memusage, which take no other probes";
     const char *end = at + size;
-    bool kept = at != NULL;
-    for (int i = 0; kept && i < GPT_TEXTS; i++, at += strlen(at) + 1) {
+    bool stored = at != NULL;
+    for (int i = 0; stored && i < GPT_TEXTS; i++, at += strlen(at) + 1) {
         if (at >= end)
             return "not a choice of probes";
         found[i] = *at ? hook_keep_text(at) : NULL;
-        kept = !*at || found[i];
+        stored = !*at || found[i];
     }
-    if (!kept)
+    if (!stored)
         return "memory ran out";
     struct order made = {.identity = found[GPT_IDENTITY],
                          .probes = found[GPT_NAMES],

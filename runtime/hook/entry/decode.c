@@ -257,15 +257,15 @@ static struct slot *find_slot(void *real, const char *symbol) {
         uint16_t index = atomic_load(bucket);
         if (!index) {
             uint32_t number = made ? (uint32_t)(made - hook_slots) : atomic_fetch_add(&slots_used, 1);
-            const char *kept = made ? made->symbol : keep_name(symbol);
-            if (number >= SLOTS || !kept) {
+            const char *symbol_copy = made ? made->symbol : keep_name(symbol);
+            if (number >= SLOTS || !symbol_copy) {
                 atomic_store(&slots_used, SLOTS);
                 return NULL;
             }
             if (!made) {
                 made = &hook_slots[number];
                 made->real = real;
-                hook_describe(made, kept);
+                hook_describe(made, symbol_copy);
             }
             if (atomic_compare_exchange_strong(bucket, &index, (uint16_t)number))
                 return made;

@@ -58,13 +58,13 @@ EARLY void hook_find_real(void) {
 }
 
 void hook_tell_unseen(const char *path, const char *fact) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
     if (!hook_this_thread() || atomic_exchange(&hook_watched->unseen, true))
         return;
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(path), .text = hook_str(fact));
     char line[5120];
     snprintf(line, sizeof(line), "gpt-hook: warning: %s: %s", path, fact);
-    if (!atomic_flag_test_and_set(&said))
+    if (!atomic_flag_test_and_set(&warned))
         gpt_write_line(line);
 }
 

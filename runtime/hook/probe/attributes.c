@@ -117,7 +117,7 @@ struct question {
     uint64_t handle, parent; // for a function, its owner
     struct reference reference;
     enum { OF_BLOCKS, OF_CLUSTERS, OF_SIZE } kind;
-    uint64_t threads, shared, told;
+    uint64_t threads, shared, promised;
     CUlaunchConfig config;
     CUlaunchAttribute attributes[MOST_ATTRIBUTES];
 };
@@ -126,24 +126,25 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct question *) buckets[BUCKETS]; // lists that only grow at their heads
 static _Atomic bool lost;                           // an answer couldn't be kept
 
-static bool is_told(const struct question *kept, const struct question *asked) {
-    return kept->handle == asked->handle && kept->kind == asked->kind && kept->threads == asked->threads &&
-           kept->shared == asked->shared && kept->told >= asked->told &&
-           !memcmp(kept->attributes, asked->attributes, sizeof(kept->attributes)) &&
-           hook_is_alive(kept->reference);
+static bool is_same_answer(const struct question *earlier, const struct question *asked) {
+    return earlier->handle == asked->handle && earlier->kind == asked->kind &&
+           earlier->threads == asked->threads && earlier->shared == asked->shared &&
+           earlier->promised >= asked->promised &&
+           !memcmp(earlier->attributes, asked->attributes, sizeof(earlier->attributes)) &&
+           hook_is_alive(earlier->reference);
 }
 
-static void keep_answer(struct question *asked, uint64_t told) {
+static void save_answer(struct question *asked, uint64_t promised) {
     struct object_view view;
     struct question *at, *made = NULL;
     _Atomic(struct question *) *bucket = &buckets[asked->handle * 0x9e3779b97f4a7c15u >> 56];
-    if (!told || !hook_object_look(asked->handle, &view))
+    if (!promised || !hook_object_look(asked->handle, &view))
         return; // the function was found in a way in which no kernel gets probes
-    asked->told = told;
+    asked->promised = promised;
     asked->parent = view.parent;
     asked->reference = view.reference;
     pthread_mutex_lock(&lock);
-    for (at = atomic_load(bucket); at && !is_told(at, asked);)
+    for (at = atomic_load(bucket); at && !is_same_answer(at, asked);)
         at = at->next;
     if (!at && (made = malloc(sizeof(*made)))) {
         *made = *asked;
@@ -184,9 +185,9 @@ static uint64_t count(uint64_t function, const struct question *question) {
 static bool is_lower(struct probed *probed, const struct bound *bound, const struct question *asked) {
     struct probed *first = probed->asked.registers ? hook_find_probed(probed->handle) : probed;
     if ((asked->handle != probed->handle && asked->parent != probed->handle) ||
-        !hook_is_alive(asked->reference) || count(bound->function, asked) >= asked->told)
+        !hook_is_alive(asked->reference) || count(bound->function, asked) >= asked->promised)
         return false;
-    uint64_t blocks = asked->kind == OF_BLOCKS ? asked->told : count_blocks(asked->handle, asked);
+    uint64_t blocks = asked->kind == OF_BLOCKS ? asked->promised : count_blocks(asked->handle, asked);
     unsigned most = hook_most_registers(asked->threads, blocks);
     if (first && most < probed->used)
         hook_want_fewer(first, most);
@@ -253,7 +254,7 @@ static void lower(const struct frame *frame, struct question *question) {
     if (other.function && !ask_again(frame, &found, other.function) && found < *answer)
         *answer = found;
     if (may_come(question->handle))
-        keep_answer(question, (uint64_t)*answer);
+        save_answer(question, (uint64_t)*answer);
 }
 
 // cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, shared, flags)
@@ -276,7 +277,7 @@ void hook_after_shared(struct frame *frame) {
     question.shared = *answer;
     uint64_t blocks = (uint32_t)frame_arg(frame, 2),
              fit = count_both(question.handle, other.function, &question);
-    keep_answer(&question, fit < blocks ? fit : blocks);
+    save_answer(&question, fit < blocks ? fit : blocks);
 }
 
 // cuOccupancyMaxPotentialBlockSize(grid, threads, function, shared_of, shared, limit, flags): return the
@@ -301,7 +302,7 @@ void hook_after_block_size(struct frame *frame) {
     if (with && fit)
         *grid = (int)((uint64_t)found[0] / with * fit), *threads = found[1];
     if (may_come(question.handle))
-        keep_answer(&question, fit);
+        save_answer(&question, fit);
 }
 
 // cuOccupancyMaxPotentialClusterSize(size, function, config), cuOccupancyMaxActiveClusters(count, ...)

@@ -346,8 +346,8 @@ void hook_issue(struct slab *slab, struct save *save) {
 // Return the largest size that leaves enough memory for copying the results of any graph. `others` is the
 // number of bytes that graphs hold in other slabs.
 static uint64_t room_for(const struct pool *pool, uint64_t bytes, uint64_t others) {
-    uint64_t kept = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
-    return kept < pool->most ? pool->most - kept : 0;
+    uint64_t reserved = others + size_for(pool, bytes > pool->largest ? bytes : pool->largest);
+    return reserved < pool->most ? pool->most - reserved : 0;
 }
 
 static struct slab *ready_for_graph(const struct pool *pool, uint64_t bytes, uint64_t size, uint64_t most) {

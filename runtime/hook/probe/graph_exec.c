@@ -1,6 +1,6 @@
-// Calls that read one of the program's graphs. While they run, the graph contains the kernels with probes,
-// see graph_nodes.c. Our handlers after these calls run before all others, so the others see the graph that
-// the program built.
+// Handlers of the calls that make or change an executable graph. While the driver reads the program's graph,
+// it contains the kernels with probes, see graph_nodes.c. After the call, these handlers run before all
+// others, so the others see the graph as the program built it.
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,16 +11,16 @@
 
 enum { DEVICE_LAUNCH = 4, MOST_FLAGS = 4096 };
 
-struct dressed {
+struct insertion { // probes that are in a graph during a call
     struct turn turn;
     struct members *members;
     struct set set;
-    struct prepared *graph; // locked if the call is about one of its nodes
+    struct prepared *graph; // locked; NULL unless the call changes a single node of an executable graph
     uint64_t node;
-    unsigned place; // the set's place in the graph
-    unsigned order; // the order that its probes come from
+    unsigned place; // the set's index in the graph
+    unsigned order; // the order that the probes were chosen for
     uint64_t context;
-    uint64_t mover; // its mover
+    uint64_t mover; // the context's mover
 };
 
 static void strip_all(struct members *members, const struct reason *reason) {
@@ -39,14 +39,14 @@ static bool has_probes(const struct members *members) {
 struct wanted {
     uint64_t graph;
     const struct reason *refuse;  // why the graph gets no probes, or NULL
-    const struct members *around; // members of the graph that it's put into
-    bool updates;
-    unsigned place;
-    uint64_t context;  // the executable graph's; 0: the current one
-    uint64_t replaced; // bytes of the buffers that it had before
+    const struct members *around; // for a child graph, the members of the executable graph
+    bool updates;                 // it's for cuGraphExecUpdate
+    unsigned place;               // index for its set
+    uint64_t context;             // the executable graph's; 0: the current one
+    uint64_t replaced;            // size of the buffers that the executable graph has so far
 };
 
-static void put_probes(struct dressed *made, const struct wanted *wanted) {
+static void insert(struct insertion *made, const struct wanted *wanted) {
     const struct reason *refuse = wanted->refuse;
     made->members = hook_read_graph((void *)wanted->graph, made->context, wanted->around,
                                     wanted->updates || wanted->around != NULL);
@@ -61,30 +61,32 @@ static void put_probes(struct dressed *made, const struct wanted *wanted) {
             strip_all(made->members, refuse);
         else
             hook_point_members(made->members, made->set.slab ? hook_slab_address(made->set.slab) : 0);
-        hook_dress(made->members);
+        hook_insert_probes(made->members);
         made->mover = hook_mover();
     }
 }
 
-// Return whether a handle is valid. We ask the driver about a graph before the program's own call, which it
-// may refuse for another argument without looking at the graph.
-static bool leads_somewhere(uint64_t graph) {
+// Return whether a handle points to readable memory. The driver crashes on an invalid handle, and the
+// program's own call may fail because of another argument before the driver looks at the graph. Then our
+// question must not crash either.
+static bool is_readable(uint64_t graph) {
     uint64_t word;
     return hook_read((const void *)graph, &word, sizeof(word));
 }
 
-// Put probes into the program's graph. Even if no probes are named we read the graph, because they may be
-// named later. Returns NULL if there's nothing to do.
-static struct dressed *dress(const struct wanted *wanted) {
-    if (!leads_somewhere(wanted->graph))
+// Put probes into the program's graph. If the user hasn't chosen any probes yet, the graph is read all the
+// same, so that its launches can be counted as launches without probes later. Returns NULL if the graph has
+// no kernels or can't be read.
+static struct insertion *begin_insertion(const struct wanted *wanted) {
+    if (!is_readable(wanted->graph))
         return NULL;
     uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current, unused;
-    struct dressed *made = context ? calloc(1, sizeof(*made)) : NULL;
+    struct insertion *made = context ? calloc(1, sizeof(*made)) : NULL;
     if (context && !made)
         hook_miss_graph();
     if (!made)
         return NULL;
-    *made = (struct dressed){.order = hook_order()->number, .place = wanted->place, .context = context};
+    *made = (struct insertion){.order = hook_order()->number, .place = wanted->place, .context = context};
     if (!hook_begin_turn(&made->turn, wanted->graph)) {
         free(made);
         return NULL;
@@ -92,7 +94,7 @@ static struct dressed *dress(const struct wanted *wanted) {
     bool there = context == current || !hook_do.push_context(context);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     if (there)
-        put_probes(made, wanted);
+        insert(made, wanted);
     hook_relaxed_mode(mode);
     if (there && context != current)
         hook_do.pop_context(&unused);
@@ -103,31 +105,32 @@ static struct dressed *dress(const struct wanted *wanted) {
     return NULL;
 }
 
-// Restore the program's graph after the call. If the call failed, repeat it with the restored graph, so that
-// it fails as it would have without us. Returns false if it failed and so had no effect.
-static bool undress(struct frame *frame, struct dressed *dressed) {
+// Restore the program's graph after the call. If the call failed, repeat it with the restored graph: it may
+// work without probes, and if not, the program gets the error that it would have got without us. Returns
+// whether the call succeeded.
+static bool end_insertion(struct frame *frame, struct insertion *insertion) {
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    hook_undress(dressed->members);
+    hook_restore_kernels(insertion->members);
     hook_relaxed_mode(mode);
-    hook_end_turn(&dressed->turn);
-    if ((CUresult)frame->result != CUDA_SUCCESS && has_probes(dressed->members)) {
+    hook_end_turn(&insertion->turn);
+    if ((CUresult)frame->result != CUDA_SUCCESS && has_probes(insertion->members)) {
         frame->result = hook_call_again(frame);
-        strip_all(dressed->members, WHY(graph_refused));
+        strip_all(insertion->members, WHY(graph_refused));
     }
-    if (!has_probes(dressed->members))
-        hook_let_set_go(&dressed->set);
+    if (!has_probes(insertion->members))
+        hook_free_set(&insertion->set);
     hook_call_without_buffers(frame);
     return (CUresult)frame->result == CUDA_SUCCESS;
 }
 
-static void give_up(struct dressed *dressed) {
-    hook_let_set_go(&dressed->set);
-    hook_drop_members(dressed->members);
+static void give_up(struct insertion *insertion) {
+    hook_free_set(&insertion->set);
+    hook_drop_members(insertion->members);
 }
 
-// After an update, nodes keep their earlier names, and disabled nodes stay disabled. We match nodes by
-// position, which is good enough for counting them.
-static void go_on_as(struct prepared *graph, const struct members *before) {
+// After an update, the program still uses the handles of the first graph's nodes, and disabled nodes stay
+// disabled. We match old and new nodes by position, which is good enough for counting them.
+static void copy_names(struct prepared *graph, const struct members *before) {
     struct members *now = graph->members;
     for (size_t i = 0; i < before->count; i++) {
         if (before->all[i].disabled)
@@ -139,31 +142,32 @@ static void go_on_as(struct prepared *graph, const struct members *before) {
     }
 }
 
-static void install(uint64_t exec, const struct dressed *dressed, bool updated) {
-    struct prepared *old = hook_take_off(exec, false), *made = calloc(1, sizeof(*made));
+static void install(uint64_t exec, const struct insertion *insertion, bool updated) {
+    struct prepared *old = hook_remove_prepared(exec, false), *made = calloc(1, sizeof(*made));
     if (!made) {
-        struct set set = dressed->set;
+        struct set set = insertion->set;
         hook_miss_graph();
-        hook_let_set_go(&set);
-        hook_drop_members(dressed->members);
+        hook_free_set(&set);
+        hook_drop_members(insertion->members);
     } else {
-        *made = (struct prepared){.exec = exec, .users = 1, .members = dressed->members, .updated = updated};
+        *made =
+            (struct prepared){.exec = exec, .users = 1, .members = insertion->members, .updated = updated};
         pthread_mutex_init(&made->lock, NULL);
-        made->context = dressed->context;
-        made->mover = dressed->mover;
+        made->context = insertion->context;
+        made->mover = insertion->mover;
         made->of_context =
             hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = made->context});
-        made->sets[0] = dressed->set;
-        made->order = dressed->order;
+        made->sets[0] = insertion->set;
+        made->order = insertion->order;
         if (updated && old)
-            go_on_as(made, old->members);
-        hook_put_on(made);
+            copy_names(made, old->members);
+        hook_add_prepared(made);
     }
     if (old)
         hook_release_prepared(old);
 }
 
-// cuGraphInstantiate(&exec, graph, flags), once with a pointer in place of the flags;
+// cuGraphInstantiate(&exec, graph, flags), where older versions have a pointer in place of the flags;
 // cuGraphInstantiateWithParams(&exec, graph, params)
 void hook_before_instantiate(struct frame *frame) {
     if (!hook_probing || !frame_arg(frame, 0) || !hook_find_probe_calls())
@@ -175,80 +179,80 @@ void hook_before_instantiate(struct frame *frame) {
     else if (flags >= MOST_FLAGS)
         flags = 0;
     const struct reason *refuse = flags & DEVICE_LAUNCH ? WHY(graph_on_device) : NULL;
-    frame_leave_note(frame, NOTE_DRESSED,
-                     dress(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse}));
+    frame_leave_note(frame, NOTE_INSERTION,
+                     begin_insertion(&(struct wanted){.graph = frame_arg(frame, 1), .refuse = refuse}));
 }
 
 void hook_after_instantiate(struct frame *frame) {
-    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed)
+    struct insertion *insertion = frame_note(frame, NOTE_INSERTION);
+    if (!insertion)
         return;
-    if (undress(frame, dressed))
-        install(*(const uint64_t *)frame_arg(frame, 0), dressed, false);
+    if (end_insertion(frame, insertion))
+        install(*(const uint64_t *)frame_arg(frame, 0), insertion, false);
     else
-        give_up(dressed);
-    free(dressed);
+        give_up(insertion);
+    free(insertion);
 }
 
 static void forget(uint64_t exec) {
-    struct prepared *found = hook_take_off(exec, false);
+    struct prepared *found = hook_remove_prepared(exec, false);
     if (found)
         hook_release_prepared(found);
 }
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_before_exec_update(struct frame *frame) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct prepared *graph = hook_probing ? hook_lock_prepared(frame_arg(frame, 0)) : NULL;
     struct wanted wanted = {
         .graph = frame_arg(frame, 1), .updates = true, .context = graph ? graph->context : 0};
     for (int i = 0; graph && i < MOST_SETS; i++)
         wanted.replaced += graph->sets[i].slab ? graph->sets[i].slab->size : 0;
     if (graph)
-        hook_put_prepared(graph);
+        hook_unlock_prepared(graph);
     if (hook_probing && hook_find_probe_calls())
-        frame_leave_note(frame, NOTE_DRESSED, dress(&wanted));
+        frame_leave_note(frame, NOTE_INSERTION, begin_insertion(&wanted));
 }
 
 void hook_after_exec_update(struct frame *frame) {
-    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed) { // the graph has lost its probes
+    struct insertion *insertion = frame_note(frame, NOTE_INSERTION);
+    if (!insertion) { // the new nodes have no probes
         if (hook_probing && (CUresult)frame->result == CUDA_SUCCESS)
             forget(frame_arg(frame, 0));
         return;
     }
-    if (undress(frame, dressed))
-        install(frame_arg(frame, 0), dressed, true);
+    if (end_insertion(frame, insertion))
+        install(frame_arg(frame, 0), insertion, true);
     else
-        give_up(dressed);
-    free(dressed);
+        give_up(insertion);
+    free(insertion);
 }
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph) and the like
 void hook_before_child(struct frame *frame, uint64_t graph) {
-    struct prepared *found = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct prepared *found = hook_probing ? hook_lock_prepared(frame_arg(frame, 0)) : NULL;
     if (!found)
         return;
-    if (!leads_somewhere(graph)) { // the call fails, and changes nothing
-        hook_put_prepared(found);
+    if (!is_readable(graph)) { // the call will fail without changing anything
+        hook_unlock_prepared(found);
         return;
     }
     unsigned place = hook_find_place(found);
     const struct member *node = hook_find_member(found, frame_arg(frame, 1));
-    const struct reason *refuse = place == MOST_SETS    ? WHY(graph_outgrown)
-                                  : node && !node->sure ? WHY(graph_conditional)
-                                                        : NULL;
+    const struct reason *refuse = place == MOST_SETS             ? WHY(graph_outgrown)
+                                  : node && !node->unconditional ? WHY(graph_conditional)
+                                                                 : NULL;
     struct wanted wanted = {graph, refuse, found->members, false, place, found->context, 0};
-    struct dressed *dressed = found->updated ? NULL : dress(&wanted);
-    if (!dressed)
+    struct insertion *insertion = found->updated ? NULL : begin_insertion(&wanted);
+    if (!insertion)
         found->lost = WHY(graph_changed);
-    if (!dressed)
-        hook_put_prepared(found);
+    if (!insertion)
+        hook_unlock_prepared(found);
     else
-        dressed->graph = found, dressed->node = frame_arg(frame, 1);
-    frame_leave_note(frame, NOTE_DRESSED, dressed);
+        insertion->graph = found, insertion->node = frame_arg(frame, 1);
+    frame_leave_note(frame, NOTE_INSERTION, insertion);
 }
 
-void hook_take_back_copies(struct prepared *graph, const struct written *written) {
+void hook_restore_readers(struct prepared *graph, const struct written *written) {
     if (written->start == written->end)
         return;
     bool own = hook_own_members(graph);
@@ -266,14 +270,15 @@ void hook_take_back_copies(struct prepared *graph, const struct written *written
     }
 }
 
-// Replace the graph's members in a node, which has as many as the new graph.
-static bool exchange(struct dressed *dressed) {
-    const struct member *node = hook_find_member(dressed->graph, dressed->node);
-    struct members *new = dressed->members;
-    if (!node || !hook_own_members(dressed->graph))
+// Replace the members inside a child graph node by the new graph's. CUDA requires that both graphs
+// have the same nodes, so their number is equal; otherwise return false.
+static bool exchange(struct insertion *insertion) {
+    const struct member *node = hook_find_member(insertion->graph, insertion->node);
+    struct members *new = insertion->members;
+    if (!node || !hook_own_members(insertion->graph))
         return false;
-    node = hook_find_member(dressed->graph, dressed->node);
-    struct members *members = dressed->graph->members;
+    node = hook_find_member(insertion->graph, insertion->node);
+    struct members *members = insertion->graph->members;
     size_t first = (size_t)(node - members->all) + 1, count = 0;
     while (first + count < members->count && members->all[first + count].depth > node->depth)
         count++;
@@ -283,60 +288,61 @@ static bool exchange(struct dressed *dressed) {
         struct member *old = &members->all[first + i], was = *old;
         *old = new->all[i];
         old->node = was.node, old->named = was.named;
-        old->depth = was.depth, old->disabled = was.disabled, old->sure = was.sure;
+        old->depth = was.depth, old->disabled = was.disabled, old->unconditional = was.unconditional;
         new->all[i].save = NULL;
         hook_strip_member(&was, NULL);
     }
     for (size_t i = 0; i < new->written_count; i++)
-        hook_take_back_copies(dressed->graph, &new->written[i]);
+        hook_restore_readers(insertion->graph, &new->written[i]);
     return true;
 }
 
 void hook_after_child(struct frame *frame) {
-    struct dressed *dressed = frame_note(frame, NOTE_DRESSED);
-    if (!dressed)
+    struct insertion *insertion = frame_note(frame, NOTE_INSERTION);
+    if (!insertion)
         return;
-    struct prepared *graph = dressed->graph;
-    if (undress(frame, dressed)) {
-        if (dressed->place < MOST_SETS)
-            graph->sets[dressed->place] = dressed->set;
-        dressed->set = (struct set){0};
-        if (!exchange(dressed))
+    struct prepared *graph = insertion->graph;
+    if (end_insertion(frame, insertion)) {
+        if (insertion->place < MOST_SETS)
+            graph->sets[insertion->place] = insertion->set;
+        insertion->set = (struct set){0};
+        if (!exchange(insertion))
             graph->lost = WHY(graph_unknown);
     }
-    give_up(dressed);
-    hook_put_prepared(graph);
-    free(dressed);
+    give_up(insertion);
+    hook_unlock_prepared(graph);
+    free(insertion);
 }
 
 void hook_before_exec_child(struct frame *frame) { hook_before_child(frame, frame_arg(frame, 2)); }
 void hook_after_exec_child(struct frame *frame) { hook_after_child(frame); }
 
-// cuGraphExecDestroy(exec): another graph may get the handle before the call returns.
+// cuGraphExecDestroy(exec). Another thread may get the same handle for a new graph before this call returns,
+// so the graph is marked before the call, and only a marked one is removed after it.
 
 void hook_before_exec_gone(struct frame *frame) {
     if (hook_probing)
-        hook_mark_exec_going(frame_arg(frame, 0), true);
+        hook_mark_exec_destroyed(frame_arg(frame, 0), true);
 }
 
 void hook_after_exec_gone(struct frame *frame) {
     struct prepared *graph = NULL;
     if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS)
-        hook_mark_exec_going(frame_arg(frame, 0), false);
-    else if (hook_probing && (graph = hook_take_off(frame_arg(frame, 0), true)))
+        hook_mark_exec_destroyed(frame_arg(frame, 0), false);
+    else if (hook_probing && (graph = hook_remove_prepared(frame_arg(frame, 0), true)))
         hook_release_prepared(graph);
 }
 
 // -- Changes of single nodes -----------------------------------------------
 //
-// When the program changes a single node of an executable graph, the node gets the new kernel with probes in
-// it.
+// When the program changes the kernel or the parameters of one node in an executable graph, we weave probes
+// into the new kernel and pass that to the driver instead.
 
 struct changed {
     struct prepared *graph; // locked
     struct member member;
-    uint64_t params; // the program's
-    CUgraphNodeParams given;
+    uint64_t params;         // the program's argument, restored after the call
+    CUgraphNodeParams given; // what the driver gets instead
 };
 
 static void place_member(struct prepared *graph, const struct member *old, struct member *new) {
@@ -346,7 +352,7 @@ static void place_member(struct prepared *graph, const struct member *old, struc
     bool fits = old->save && new->save->bytes <= old->room;
     if (!fits && ((place = hook_find_place(graph)) == MOST_SETS ||
                   !(set.slab = hook_hold(new->save->bytes, 0, &reason)))) {
-        if (old->save && new->save->demand) // it keeps its place, with smaller logs
+        if (old->save && new->save->demand) // no room for a larger set: shrink the logs to the old place
             hook_size_logs(new->save, old->room);
         fits = old->save && new->save->bytes <= old->room;
         if (!fits) {
@@ -367,22 +373,22 @@ static void place_member(struct prepared *graph, const struct member *old, struc
     hook_point_at_buffers(new->save, slab ? hook_slab_address(slab) + new->save->offset : 0);
 }
 
-// Replace a node's parameters, which are at `given` inside the memory that argument 2 points to.
+// Choose probes for the kernel that a node is about to get. The call's arguments aren't changed yet.
 static void before_kernel(struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *kernel, bool has_kernel) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct prepared *graph = hook_probing ? hook_lock_prepared(frame_arg(frame, 0)) : NULL;
     const struct member *old = graph ? hook_find_member(graph, frame_arg(frame, 1)) : NULL;
     struct changed *changed = old && !graph->updated ? calloc(1, sizeof(*changed)) : NULL;
     if (!changed) {
         if (graph && (old || graph->updated))
             graph->lost = WHY(graph_changed);
         if (graph)
-            hook_put_prepared(graph);
+            hook_unlock_prepared(graph);
         return;
     }
     struct graph_node node = {.handle = (void *)old->node,
                               .type = CU_GRAPH_NODE_TYPE_KERNEL,
                               .depth = old->depth,
-                              .sure = old->sure};
+                              .unconditional = old->unconditional};
     memcpy(&node.kernel, kernel, has_kernel ? sizeof(*kernel) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     hook_make_member(&changed->member, &node, graph->context);
@@ -414,7 +420,7 @@ static void after_kernel(struct frame *frame) {
         hook_strip_member(&was, NULL);
     }
     hook_strip_member(&changed->member, NULL);
-    hook_put_prepared(graph);
+    hook_unlock_prepared(graph);
     free(changed);
 }
 
@@ -434,15 +440,16 @@ void hook_before_exec_kernel(struct frame *frame) {
 
 void hook_after_exec_kernel(struct frame *frame) { after_kernel(frame); }
 
-// If the call fails, kernels are left without probes although they could have them.
+// Prepare for a node that is about to write to other memory. If the program's call then fails, some kernels
+// have lost their probes for nothing; we accept that.
 static void before_write(const struct frame *frame, struct written written) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct prepared *graph = hook_probing ? hook_lock_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
         return;
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
-    hook_take_back_copies(graph, &written);
+    hook_restore_readers(graph, &written);
     hook_relaxed_mode(mode);
-    hook_put_prepared(graph);
+    hook_unlock_prepared(graph);
 }
 
 // cuGraphExecMemcpyNodeSetParams, cuGraphExecMemsetNodeSetParams(exec, node, params, context)
@@ -488,7 +495,7 @@ void hook_after_exec_node(struct frame *frame) {
 // cuGraphNodeSetEnabled(exec, node, enabled)
 void hook_after_node_enabled(struct frame *frame) {
     struct prepared *graph = hook_probing && (CUresult)frame->result == CUDA_SUCCESS
-                                 ? hook_take_prepared(frame_arg(frame, 0))
+                                 ? hook_lock_prepared(frame_arg(frame, 0))
                                  : NULL;
     if (!graph)
         return;
@@ -496,21 +503,24 @@ void hook_after_node_enabled(struct frame *frame) {
         graph->lost = WHY(graph_changed);
     if (hook_find_member(graph, frame_arg(frame, 1)) && hook_own_members(graph))
         hook_find_member(graph, frame_arg(frame, 1))->disabled = !(unsigned)frame_arg(frame, 2);
-    hook_put_prepared(graph);
+    hook_unlock_prepared(graph);
 }
 
-// Nodes of graphs that the program builds by hand. We unpack packed parameters and pass them one by one,
-// because the driver doesn't return packed ones.
+// -- Packed parameters -----------------------------------------------------
+//
+// A program can pass a kernel node's parameters packed into one block (`extra`). The driver doesn't return
+// such a block when we read the graph later, so we pass the parameters one by one (`kernelParams`) instead.
 
 struct unpacked {
     struct save *save;
-    unsigned argument;
-    uint64_t params; // the program's
-    CUgraphNodeParams given;
+    unsigned argument;       // index of the argument that points to the parameters
+    uint64_t params;         // the program's argument, restored after the call
+    CUgraphNodeParams given; // what the driver gets instead
 };
 
 // cuGraphAddKernelNode, cuGraphAddNode(&node, graph, dependencies, count, params), where cuGraphAddNode_v2
-// has edges before the count; cuGraphKernelNodeSetParams, cuGraphNodeSetParams(node, params)
+// has an argument for edge data before the count; cuGraphKernelNodeSetParams, cuGraphNodeSetParams(node,
+// params)
 void hook_before_packed(struct frame *frame) {
     const char *symbol = frame->slot->symbol;
     bool any = !strstr(symbol, "Kernel");

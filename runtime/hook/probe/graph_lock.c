@@ -1,7 +1,8 @@
-// Locks for graphs that we've changed for the duration of a call that reads them. CUDA requires that only one
-// thread at a time uses a graph. Still, several threads can read one at the same time without trouble, to
-// make executable graphs. With probes, each of these calls waits for the one before. Calls for other graphs
-// don't.
+// One lock per graph, held while the graph contains our kernels (see graph_nodes.c).
+//
+// CUDA says that only one thread at a time may use a graph. In practice, programs instantiate the same graph
+// in several threads at once, which works because these calls only read it. We change the graph during the
+// call, so these calls have to run one after another. Calls for different graphs still run at the same time.
 
 #include "graphs.h"
 #include "hook/write/write.h"

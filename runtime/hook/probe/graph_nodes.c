@@ -1,12 +1,14 @@
-// The kernel nodes of a graph with probes in them.
+// Which kernel nodes of a graph get probes, and how the probes get in and out.
 //
-// The program's graph stays as it was built; probes go only into the executable graph. During a call that
-// reads a graph (instantiate, update), its nodes have the kernels with probes, and afterwards the program's
-// again. CUDA says that no other thread may use a graph meanwhile. This way the driver itself matches the
-// nodes of the executable graph, also for graphs in graphs, bodies of conditional nodes, and when the source
-// graph is gone. Setting the nodes of the executable graph one by one would need the source graph. A clone
-// would have different handles from the ones by which the program names nodes, and can't contain conditional
-// or memory nodes.
+// Only the executable graph may contain probes; the program's graph has to stay as the program built it. So
+// we put the kernels with probes into the program's graph just before a call that reads it (instantiate,
+// update), and put the program's kernels back right after. CUDA says that no other thread may use the graph
+// during the call, and graph_lock.c takes care of threads that do. The driver then matches the nodes of both
+// graphs as usual, including nodes in child graphs and in the bodies of conditional nodes.
+//
+// Two other ways don't work. Setting the nodes of the executable graph one by one needs the source graph,
+// which the program may have destroyed. Instantiating a clone with probes gives nodes other handles than
+// those the program knows, and a clone can't contain conditional or memory nodes.
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +20,7 @@
 
 // Properties of a node
 
-enum { VALUE = 64, DEVICE_UPDATABLE = 13 }; // bytes of an attribute's value
+enum { VALUE = 64, DEVICE_UPDATABLE = 13 }; // size of an attribute's value in bytes; a CUlaunchAttributeID
 
 static bool has_attribute(uint64_t node, int attribute) {
     int value[VALUE / sizeof(int)] = {0};
@@ -36,7 +38,8 @@ static struct choice choose(const struct graph_node *node, const struct launch *
     return choice;
 }
 
-// Make logs as large as earlier launches needed. They keep this size until the node is made or changed again.
+// Make logs as large as earlier launches of the kernel needed. Their size is fixed until the program
+// instantiates the graph again or changes the node.
 static void size_logs(struct save *save, const struct launch *launch, uint64_t context) {
     const struct demand *earlier;
     save->demand = hook_find_demand(save, launch->block, &earlier);
@@ -47,10 +50,10 @@ static void size_logs(struct save *save, const struct launch *launch, uint64_t c
 }
 
 static void give_save(struct member *member, const struct launch *launch, uint64_t context) {
-    bool silent = !launch->params && !launch->extra; // this is also how a node with packed parameters looks
+    bool silent = !launch->params && !launch->extra; // the driver returns neither if they were packed
     member->save = hook_new_save(member->choice.probed, launch);
     if (member->save)
-        member->save->repeats = !member->sure;
+        member->save->repeats = !member->unconditional;
     if (!member->save)
         member->reason = silent ? WHY(node_parameters) : WHY(parameters);
     else if (!hook_size_buffers(member->save, launch))
@@ -62,7 +65,8 @@ static void give_save(struct member *member, const struct launch *launch, uint64
     }
 }
 
-// The CUDA runtime names kernels in nodes by functions that it gets through private tables.
+// Return the node's function or kernel handle. The CUDA runtime gets its function handles through private
+// driver tables, so we haven't seen them being looked up: find their kernels by name.
 static uint64_t function_of(const CUDA_KERNEL_NODE_PARAMS *node) {
     uint64_t function = (uint64_t)node->func, kernel = (uint64_t)node->kern;
     CUresult (*name_of)(const char **, uint64_t) = hook_driver_function("cuFuncGetName");
@@ -87,7 +91,7 @@ void hook_make_member(struct member *member, const struct graph_node *node, uint
     *member = (struct member){.node = (uint64_t)node->handle,
                               .named = (uint64_t)node->handle,
                               .depth = node->depth,
-                              .sure = node->sure,
+                              .unconditional = node->unconditional,
                               .is_graph = node->type == CU_GRAPH_NODE_TYPE_GRAPH,
                               .shared = launch.shared,
                               .reason = UNCOUNTED,
@@ -123,7 +127,7 @@ struct written hook_written_by_copy(uint64_t node, const CUDA_MEMCPY3D *copy) {
     return (struct written){node, start, start + bytes};
 }
 
-// Kernels don't count: in CUDA it's undefined what happens if they write to constants.
+// Return whether a node of this type can't write to constants. For kernels, CUDA leaves the effect undefined.
 static bool writes_nothing(int type) {
     static const int types[] = {
         CU_GRAPH_NODE_TYPE_KERNEL,
@@ -144,7 +148,7 @@ static bool writes_nothing(int type) {
     return found;
 }
 
-// An unknown node may write anything.
+// Return the memory that a node writes to. A node of unknown type may write anywhere.
 static struct written written_by(const struct graph_node *node) {
     CUDA_MEMCPY3D copy = {0};
     CUDA_MEMSET_NODE_PARAMS_v2 set = {0};
@@ -165,9 +169,11 @@ bool hook_is_copied(const struct member *member, const struct written *written) 
     return found;
 }
 
-// The program can later change what a node writes. Then we also change the kernel nodes that it can name.
+// Remove a kernel's probes if a node writes to memory that the kernel has copies of. The program may later
+// make a node write elsewhere. Then we put the program's kernel back, which is only possible for nodes with
+// handles: other kernels with such copies get no probes if any node of the graph writes to memory.
 void hook_check_constants(const struct members *members, struct member *member) {
-    bool named = !members->unnamed && !member->depth && member->sure;
+    bool named = !members->unnamed && !member->depth && member->unconditional;
     for (size_t i = 0; i < members->written_count; i++)
         if (hook_is_copied(member, &members->written[i]))
             hook_strip_member(member, WHY(writes_constant));
@@ -175,7 +181,7 @@ void hook_check_constants(const struct members *members, struct member *member) 
         hook_strip_member(member, WHY(may_write_constant));
 }
 
-// Members
+// Reading a graph
 
 static void *grow(void *all, size_t count, size_t *room, size_t size) {
     if (count < *room)
@@ -333,7 +339,8 @@ CUDA_KERNEL_NODE_PARAMS hook_own_params(const struct member *member, struct pack
     return params;
 }
 
-// Set the parameters of a node. Restore its attributes, since CUDA's manual doesn't say that they survive.
+// Set the parameters of a node, then restore any attribute that has changed with them: CUDA's manual doesn't
+// say that attributes stay.
 static CUresult set_node(uint64_t node, const CUDA_KERNEL_NODE_PARAMS *params) {
     static const int attributes[] = {1, 2, 3, 4, 5, 8, 9, 10, 11, 14}; // all attributes that a node may have
     enum { COUNT = sizeof(attributes) / sizeof(*attributes) };
@@ -351,7 +358,7 @@ static CUresult set_node(uint64_t node, const CUDA_KERNEL_NODE_PARAMS *params) {
     return status;
 }
 
-void hook_dress(struct members *members) {
+void hook_insert_probes(struct members *members) {
     struct packed packed;
     for (struct member *member = members->all; member < members->all + members->count; member++) {
         if (!member->save)
@@ -364,7 +371,7 @@ void hook_dress(struct members *members) {
     }
 }
 
-void hook_undress(struct members *members) {
+void hook_restore_kernels(struct members *members) {
     struct packed packed;
     for (struct member *member = members->all; member < members->all + members->count; member++)
         if (member->save) {

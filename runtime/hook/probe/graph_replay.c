@@ -1,7 +1,10 @@
-// Launches an executable graph with probes. After it, in its stream, we copy the buffers that its kernels
-// wrote to a slab, which is drained like a launch's, and clear them. The program waits for neither; the next
-// replay waits for both. The driver runs an executable graph only once at a time, so stream order takes care
-// of that, plus an event if the next replay is in another stream. Nothing is inserted between the nodes.
+// Launches of executable graphs with probes ("replays").
+//
+// The kernels of a graph always write to the same buffers. So after each replay, in the same stream, we copy
+// the buffers to a slab, which is drained like any other slab, and clear them for the next replay. The
+// program doesn't wait for this, but the next replay does: through the order of the stream, or through an
+// event if it's in another stream. The driver never runs an executable graph twice at the same time. Nothing
+// is inserted between the nodes.
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,22 +14,24 @@
 #include "hook/watch/watch.h"
 #include "hook/write/write.h"
 
-// We make our own calls in the graph's context, in relaxed capture mode.
+// Our own driver calls are made in the graph's context, and in relaxed capture mode, so that they don't break
+// a capture in another stream.
 
-struct stay {
+struct stay { // what to undo after them
     bool pushed;
     int mode;
 };
 
-// A default stream belongs to the current context.
-static bool is_elsewhere(const struct prepared *graph, uint64_t stream) {
+// Return whether a stream belongs to another context than the graph's. A default stream belongs to the
+// current context.
+static bool is_in_other_context(const struct prepared *graph, uint64_t stream) {
     uint64_t current = hook_current_context();
     return stream <= CU_STREAM_PER_THREAD_HANDLE && current && current != graph->context;
 }
 
 static struct stay enter(const struct prepared *graph, uint64_t stream) {
     struct stay stay = {.mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED)};
-    stay.pushed = hook_current_context() != graph->context && !is_elsewhere(graph, stream) &&
+    stay.pushed = hook_current_context() != graph->context && !is_in_other_context(graph, stream) &&
                   !hook_do.push_context(graph->context);
     return stay;
 }
@@ -51,7 +56,7 @@ static bool is_other_stream(const struct prepared *graph, uint64_t stream, uint3
             graph->ended != atomic_load_explicit(&hook_streams_ended, memory_order_relaxed));
 }
 
-// Make the stream wait until the sets are clear.
+// Make the stream wait until the buffers are clear and, if the last replay was in another stream, copied.
 static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_t thread) {
     bool good = true;
     for (int i = 0; i < MOST_SETS; i++) {
@@ -66,8 +71,8 @@ static bool wait_for_sets(const struct prepared *graph, uint64_t stream, uint32_
     return good;
 }
 
-// Return whether the graph can run in a stream that takes no call of ours before it: its sets are clear, and
-// it has no copies of constants.
+// Return whether the graph can be launched without any call of ours before it: its buffers are clear, and its
+// kernels have no copies of constants that need an update.
 static bool needs_nothing(const struct prepared *graph) {
     for (int i = 0; i < MOST_SETS; i++) {
         struct slab *slab = graph->sets[i].slab;
@@ -99,21 +104,23 @@ static uint64_t bytes_of(const struct prepared *graph) {
     return bytes;
 }
 
-// Return whether the graph has no probes and none of its nodes are recorded.
+// Return whether this replay needs no work of ours: it isn't recorded, and the graph contains no probes.
 static bool is_idle(const struct prepared *graph) {
     return graph->quiet && hook_tally(graph->members, graph->order, graph->now) && !graph->members->saves;
 }
 
 static void get_ready(struct prepared *graph, uint64_t stream, uint32_t thread) {
-    if (is_elsewhere(graph, stream))
-        hook_lose_sets(graph, WHY(graph_context));
+    if (is_in_other_context(graph, stream))
+        hook_abandon_sets(graph, WHY(graph_context));
     graph->no_room = graph->lost;
     if (!wait_for_sets(graph, stream, thread) || !copy_constants(graph->members, stream))
         graph->no_room = WHY(stream_events);
 }
 
-// No place in a slab is needed until the graph has run, so we find one while it runs. But waiting for one
-// could take forever if the graph itself waits for something that the program does after the launch.
+// Claim room in a slab for a copy of the buffers. It's needed only once the graph has run, so this is
+// normally called after the launch, while the graph runs. With --complete, which waits for a slab if none is
+// free, it's called before: the graph may depend on something that the program does next, so waiting after
+// the launch could take forever.
 static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread) {
     uint64_t bytes = bytes_of(graph);
     if (bytes && !graph->no_room && graph->order == graph->now && !graph->quiet)
@@ -126,7 +133,7 @@ static void find_place(struct prepared *graph, uint64_t stream, uint32_t thread)
 }
 
 void hook_before_replay(struct frame *frame) {
-    struct prepared *graph = hook_probing ? hook_take_prepared(frame_arg(frame, 0)) : NULL;
+    struct prepared *graph = hook_probing ? hook_lock_prepared(frame_arg(frame, 0)) : NULL;
     if (!graph)
         return;
     const struct order *order = hook_order();
@@ -135,7 +142,7 @@ void hook_before_replay(struct frame *frame) {
     graph->now = order->number;
     graph->quiet = frame->off || !order->identity;
     if (is_idle(graph)) {
-        hook_put_prepared(graph);
+        hook_unlock_prepared(graph);
         return;
     }
     hook_end_burst();
@@ -146,7 +153,7 @@ void hook_before_replay(struct frame *frame) {
     struct stay stay = enter(graph, stream);
     if (graph->unknown) {
         if (!graph->lost && !needs_nothing(graph))
-            hook_lose_sets(graph, WHY(stream_unknown));
+            hook_abandon_sets(graph, WHY(stream_unknown));
         graph->no_room = graph->lost;
     } else if (!(graph->captured = is_captured(stream))) {
         get_ready(graph, stream, thread);
@@ -156,9 +163,9 @@ void hook_before_replay(struct frame *frame) {
     leave(stay);
 }
 
-// After it
+// After the launch
 
-// Copy the sets to the slab, if there is one, and clear them.
+// Copy the buffers to the slab if the replay has room in one, and clear them.
 static bool copy_sets(const struct prepared *graph, struct replay *replay, uint64_t stream) {
     bool good = true;
     uint64_t at = graph->offset;
@@ -213,7 +220,7 @@ static void collect(struct prepared *graph, const struct frame *frame, uint64_t 
             hook_end_replay(save->replay), free(save);
         save = NULL;
         lost = WHY(device_failed);
-        hook_lose_sets(graph, lost);
+        hook_abandon_sets(graph, lost);
     }
     if (graph->slab) {
         hook_make_next(graph->slab);
@@ -237,21 +244,22 @@ void hook_after_replay(struct frame *frame) {
     bool done = (CUresult)frame->result == CUDA_SUCCESS;
     uint64_t stream = hook_stream_of(frame);
     struct stay stay = enter(graph, stream);
-    if (done && graph->unknown) // now we may ask
+    if (done && graph->unknown) // the launch succeeded, so the stream's handle is valid
         graph->captured = is_captured(stream);
     if (done && !graph->captured)
         collect(graph, frame, stream);
     else if (graph->slab)
         hook_issue(graph->slab, NULL);
     leave(stay);
-    hook_put_prepared(graph);
+    hook_unlock_prepared(graph);
 }
 
 // -- Executable graphs -----------------------------------------------------
 //
-// The table of executable graphs with probes in them, and the memory that their probes write to: one buffer
-// per map of each kernel node, as nodes have fixed parameters. Together these buffers are called a set. A
-// node that outgrows its place gets a separate set.
+// A table of the executable graphs with kernels in them, and the memory that their probes write to. A node's
+// parameters are fixed, and so are the addresses of its buffers, one for each map of its probes. The buffers
+// of all nodes are allocated together, as a set. If a node later gets a kernel that needs larger buffers,
+// they're allocated as a set of their own.
 
 enum { BUCKETS = 256 };
 
@@ -274,10 +282,10 @@ void hook_release_prepared(struct prepared *graph) {
     free(graph);
 }
 
-struct prepared *hook_take_off(uint64_t exec, bool going) {
+struct prepared *hook_remove_prepared(uint64_t exec, bool destroyed) {
     pthread_mutex_lock(&lock);
     struct prepared **at = bucket_of(exec), *found;
-    while (*at && ((*at)->exec != exec || (going && !(*at)->going)))
+    while (*at && ((*at)->exec != exec || (destroyed && !(*at)->destroyed)))
         at = &(*at)->next;
     if ((found = *at))
         *at = found->next;
@@ -285,14 +293,14 @@ struct prepared *hook_take_off(uint64_t exec, bool going) {
     return found;
 }
 
-void hook_put_on(struct prepared *graph) {
+void hook_add_prepared(struct prepared *graph) {
     pthread_mutex_lock(&lock);
     graph->next = *bucket_of(graph->exec);
     *bucket_of(graph->exec) = graph;
     pthread_mutex_unlock(&lock);
 }
 
-struct prepared *hook_take_prepared(uint64_t exec) {
+struct prepared *hook_lock_prepared(uint64_t exec) {
     pthread_mutex_lock(&lock);
     struct prepared *found = *bucket_of(exec);
     while (found && found->exec != exec)
@@ -304,24 +312,22 @@ struct prepared *hook_take_prepared(uint64_t exec) {
         pthread_mutex_lock(&found->lock);
     if (!found || hook_is_alive(found->of_context))
         return found;
-    hook_put_prepared(found);
+    hook_unlock_prepared(found);
     return NULL;
 }
 
-void hook_put_prepared(struct prepared *graph) {
+void hook_unlock_prepared(struct prepared *graph) {
     pthread_mutex_unlock(&graph->lock);
     hook_release_prepared(graph);
 }
 
-void hook_mark_exec_going(uint64_t exec, bool going) {
+void hook_mark_exec_destroyed(uint64_t exec, bool destroyed) {
     pthread_mutex_lock(&lock);
     for (struct prepared *at = *bucket_of(exec); at; at = at->next)
         if (at->exec == exec)
-            at->going = going;
+            at->destroyed = destroyed;
     pthread_mutex_unlock(&lock);
 }
-
-// Its members and sets
 
 struct member *hook_find_member(const struct prepared *graph, uint64_t node) {
     for (struct member *at = graph->members->all; at < graph->members->all + graph->members->count; at++)
@@ -343,13 +349,14 @@ bool hook_own_members(struct prepared *graph) {
     return true;
 }
 
-// We can't tell when the GPU stops writing to these buffers, so they're never freed or reused.
-void hook_lose_sets(struct prepared *graph, const struct reason *reason) {
+// Stop using the buffers of a graph. We can't tell when the GPU stops writing to them, so they're never freed
+// or reused.
+void hook_abandon_sets(struct prepared *graph, const struct reason *reason) {
     memset(graph->sets, 0, sizeof(graph->sets));
     graph->lost = reason;
 }
 
-void hook_let_set_go(struct set *set) {
+void hook_free_set(struct set *set) {
     if (set->slab)
         hook_let_go(set->slab);
     *set = (struct set){0};
@@ -357,7 +364,7 @@ void hook_let_set_go(struct set *set) {
 
 unsigned hook_find_place(struct prepared *graph) {
     bool used[MOST_SETS] = {false};
-    if (graph->lost) // nodes may still write to unknown places
+    if (graph->lost) // we no longer know which buffers its nodes write to
         return MOST_SETS;
     for (size_t i = 0; i < graph->members->count; i++)
         if (graph->members->all[i].save)
@@ -365,7 +372,7 @@ unsigned hook_find_place(struct prepared *graph) {
     unsigned place = MOST_SETS;
     for (unsigned i = MOST_SETS; i-- > 0;)
         if (!used[i]) {
-            hook_let_set_go(&graph->sets[i]);
+            hook_free_set(&graph->sets[i]);
             place = i;
         }
     return place;
@@ -373,7 +380,8 @@ unsigned hook_find_place(struct prepared *graph) {
 
 // -- Launches without probes -----------------------------------------------
 //
-// Count a replay's launches without probes, by function and reason.
+// How many launches without probes a replay has, by function and reason. This is computed once for all
+// replays, until the nodes or the user's choice of probes change.
 
 static void count_member(struct members *members, uint32_t function, const struct reason *reason) {
     struct tally *all = members->tallies;
@@ -385,15 +393,15 @@ static void count_member(struct members *members, uint32_t function, const struc
     all[k].launches++;
 }
 
-// Return why the node runs without probes, or NULL if it has probes. UNCOUNTED: don't count it.
+// Return why a node runs without probes, NULL if it has probes, or UNCOUNTED if the user's choice leaves the
+// kernel out. `earlier` says that the graph got its probes before the user chose other ones.
 static const struct reason *reason_of(const struct member *member, bool earlier) {
     uint64_t handle = (uint64_t)(member->own.func ? (void *)member->own.func : (void *)member->own.kern);
     const struct reason *other = WHY(graph_early);
     return !earlier ? (member->save ? NULL : member->reason) : hook_is_meant(handle) ? other : UNCOUNTED;
 }
 
-// We don't know how often a node in the body of a conditional node runs. It counts once, as with probes. If
-// the user has named other probes since, they may choose other nodes, or none.
+// A kernel in the body of a conditional node counts as one launch, since we can't know how often it runs.
 const struct tally *hook_tally(struct members *members, unsigned order, unsigned now) {
     if (!members->tallies)
         members->tallies = calloc(members->count + 1, sizeof(*members->tallies));

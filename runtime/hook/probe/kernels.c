@@ -248,18 +248,18 @@ struct probed *hook_take_missed(uint64_t context) {
     return found;
 }
 
-void hook_mark_going(uint64_t module, bool going) {
+void hook_mark_unloading(uint64_t module, bool unloading) {
     pthread_mutex_lock(&lock);
     for (struct probed *probed = all; probed; probed = probed->next)
         if (hook_whole_module(probed->module) == module && hook_is_alive(probed->reference))
-            probed->going = going;
+            probed->unloading = unloading;
     pthread_mutex_unlock(&lock);
 }
 
 struct probed *hook_next_unloaded(void) {
     pthread_mutex_lock(&lock);
     struct probed **at = &all, *found;
-    while ((found = *at) && (!found->going || hook_is_alive(found->reference)))
+    while ((found = *at) && (!found->unloading || hook_is_alive(found->reference)))
         at = &found->next;
     if (found)
         *at = found->next;

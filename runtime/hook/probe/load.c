@@ -300,14 +300,14 @@ void hook_before_unload(struct frame *frame) {
     while (!hook_object_close(
         frame_arg(frame, 0))) // another thread of the program is loading one of its kernels with probes
         hook_wait_with_signals(NULL, 1);
-    hook_mark_going(frame_arg(frame, 0), true);
+    hook_mark_unloading(frame_arg(frame, 0), true);
 }
 
 void hook_after_unload(struct frame *frame) {
     struct probed *probed;
     if (hook_probing && (CUresult)frame->result != CUDA_SUCCESS) {
         hook_object_open(frame_arg(frame, 0));
-        hook_mark_going(frame_arg(frame, 0), false);
+        hook_mark_unloading(frame_arg(frame, 0), false);
     }
     while (hook_probing && (CUresult)frame->result == CUDA_SUCCESS && (probed = hook_next_unloaded())) {
         int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);

@@ -208,7 +208,7 @@ struct probed {
     uint64_t plain, plain_loaded;         // the same without probes, for --benchmark
     unsigned used;                        // registers per thread
     bool is_library;                      // `loaded` is a library, not a module
-    bool going;                           // its module is being unloaded
+    bool unloading;                       // its module is being unloaded
     _Atomic(const struct reason *) unfit; // why launches no longer use it although it's loaded, or NULL
     _Atomic(struct bound *) bounds;
     _Atomic(struct probed *) fewer; // the next variant
@@ -255,7 +255,7 @@ void hook_miss(struct probed *probed, uint64_t context);
 
 // Mark the kernels of a module before it's unloaded, and unmark them if that fails. If it succeeds,
 // hook_next_unloaded returns each unloaded kernel once, and then NULL.
-void hook_mark_going(uint64_t module, bool going);
+void hook_mark_unloading(uint64_t module, bool unloading);
 struct probed *hook_next_unloaded(void);
 
 // The variant that runs in place of the program's kernel.
@@ -324,7 +324,7 @@ struct replay;
 struct demand;
 struct pool;
 
-struct save { // a launch and the place of its buffers
+struct save { // a launch with probes: its parameters, and where its buffers are
     struct save *next;
     struct replay *replay;   // for a graph: stands for the launches of all nodes, and has no kernel
     bool repeats;            // the node is in the body of a conditional node, so it may run several times
@@ -357,7 +357,7 @@ struct save { // a launch and the place of its buffers
     void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
 };
 
-// The requirements of a launch for its place in a slab.
+// What a launch needs from a slab
 struct claim {
     uint64_t context, stream;
     uint32_t thread;
@@ -366,9 +366,9 @@ struct claim {
     uint64_t bytes; // a multiple of 256
 };
 
-// Find buffers for a launch in a stream, filled with zeros unless they'll be `copied`. Without any,
-// returns NULL and sets `reason`. Once the launch is in the stream, or has failed, the caller must give the
-// buffers back with hook_issue.
+// Find buffers for a launch in a stream. They're filled with zeros, unless the claim says that data will be
+// `copied` to them. If no buffer is free, returns NULL and sets `reason`. After the launch call, whether it
+// succeeded or not, the caller must pass the slab to hook_issue.
 struct slab *hook_claim(const struct claim *claim, uint64_t *offset, const struct reason **reason);
 // Wait until an earlier launch with the same demand has been counted. With --complete, wait for the end of
 // that launch; otherwise, only wait for launches that have ended but haven't been read. Returns the maximum
@@ -379,9 +379,9 @@ void hook_make_next(const struct slab *like); // prepare the next slab; the call
 void hook_issue(struct slab *slab, struct save *save); // save is NULL if the launch failed
 
 // Allocate buffers for an executable graph in the current context. They're filled with zeros once the slab is
-// ready, and they aren't drained in place; the event of the slab says when the last replay has ended.
-// `replaced` is how many bytes are about to be released. If there's no memory, returns NULL and sets
-// `reason`.
+// ready. After each replay they're copied to another slab, and the event of this slab shows when the last
+// replay has ended. `replaced` is how many bytes the graph is about to release. If there's no memory, returns
+// NULL and sets `reason`.
 struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **reason);
 void hook_let_go(struct slab *slab); // once its event has completed
 
@@ -656,8 +656,8 @@ struct patience {
     uint64_t progress, looks;
 };
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
-// Wait until a slab may have been given back, or if `soon`, only for a moment. Returns false if it takes too
-// long.
+// Wait until a slab may have been given back. With `soon`, wait only for a moment. Returns false if it takes
+// too long.
 bool hook_wait_for_return(struct patience *patience, bool soon);
 // Return whether a slab is being given back, or may be soon. A slab isn't sent while a launch into it is
 // being made, and if another thread has taken a slab, it may keep it or not.

@@ -248,7 +248,7 @@ struct pending {
     struct pending *next;
     struct looked_up function;
     struct gpt_call call;
-    struct gpt_bytes kept; // the answer from the cache
+    struct gpt_bytes cached; // the answer from the cache
     bool busy, asked;
     uint64_t pass; // number of the last pass of hook_finish_lookups that looked at it
     struct answer_keys keys;
@@ -315,12 +315,12 @@ static bool is_here(const struct pending *pending) {
 // otherwise NULL.
 static const struct reason *find_refusal(const struct pending *pending) {
     const struct reason *reason;
-    struct gpt_bytes kept = {0}, record;
+    struct gpt_bytes cached = {0}, record;
     if (hook_find_refusal(pending->function.handle, pending->keys.image, &reason))
         return reason;
-    if (*pending->keys.kernel && gpt_get_kept("probed", pending->keys.image, &kept))
-        reason = hook_read_refusal(&kept, &record);
-    gpt_empty(&kept);
+    if (*pending->keys.kernel && gpt_get_cached("probed", pending->keys.image, &cached))
+        reason = hook_read_refusal(&cached, &record);
+    gpt_empty(&cached);
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
@@ -331,7 +331,7 @@ static const struct reason *keep_refusal(const struct pending *pending, const st
     if (!reason)
         return NULL;
     if (*pending->keys.kernel)
-        gpt_keep("probed", pending->keys.image, &record);
+        gpt_cache("probed", pending->keys.image, &record);
     return hook_refuse_image(pending->function.handle, pending->keys.image, reason);
 }
 
@@ -356,11 +356,11 @@ static bool ask(struct pending *pending) {
 }
 
 // Load the answer if it has arrived. Returns true if the entry is finished.
-static bool take_alive(struct pending *pending) {
+static bool finish(struct pending *pending) {
     struct gpt_bytes answer = {0};
     struct gpt_reply reply;
-    if (pending->kept.data) {
-        hook_load_probed(&pending->function, pending->name, &pending->kept);
+    if (pending->cached.data) {
+        hook_load_probed(&pending->function, pending->name, &pending->cached);
         return true;
     }
     if (!pending->asked && !ask(pending))
@@ -375,7 +375,7 @@ static bool take_alive(struct pending *pending) {
         gpt_empty(&answer);
     } else if (state == GPT_CALL_DONE) {
         if (*pending->keys.kernel && lasting)
-            gpt_keep("probed", pending->keys.kernel, &answer);
+            gpt_cache("probed", pending->keys.kernel, &answer);
         hook_load_probed(&pending->function, pending->name, &answer);
     } else {
         hook_refuse(&pending->function, hook_make_reason(reply.code, reply.fault));
@@ -384,15 +384,15 @@ static bool take_alive(struct pending *pending) {
 }
 
 // Load the answer if it's still needed: another thread may own the entry and unload it.
-static bool take(struct pending *pending) {
+static bool finish_if_wanted(struct pending *pending) {
     struct reference held = hook_object_hold(pending->function.reference);
     bool alive = held.current && is_wanted(&pending->function);
-    bool finished = !alive || take_alive(pending);
+    bool finished = !alive || finish(pending);
     hook_object_let_go(held);
     if (!alive && pending->asked)
         gpt_cancel(&pending->call);
     if (!alive)
-        gpt_empty(&pending->kept);
+        gpt_empty(&pending->cached);
     return finished;
 }
 
@@ -421,10 +421,10 @@ static void ask_for(const struct looked_up *function, const char *name, bool loa
     const struct reason *fault = hook_name_result(function, name, &pending->keys);
     fault = fault ? fault : find_refusal(pending);
     const char *key = pending->keys.kernel;
-    bool kept = !fault && *key && gpt_get_kept("probed", key, &pending->kept);
+    bool cached = !fault && *key && gpt_get_cached("probed", key, &pending->cached);
     if (fault)
         hook_refuse(function, fault);
-    release(pending, fault || (loads ? take(pending) : !kept && !ask(pending)));
+    release(pending, fault || (loads ? finish_if_wanted(pending) : !cached && !ask(pending)));
 }
 
 void hook_ask_for(const struct looked_up *function, const char *name) { ask_for(function, name, true); }
@@ -442,7 +442,7 @@ static bool look_after(uint64_t handle, int *socket) {
     pthread_mutex_unlock(&pending_lock);
     if (!mine)
         return there;
-    bool finished = take(pending);
+    bool finished = finish_if_wanted(pending);
     *socket = !finished && pending->asked ? pending->call.socket : -1;
     release(pending, finished);
     return !finished;
@@ -482,7 +482,7 @@ void hook_finish_lookups(void) {
         pthread_mutex_unlock(&pending_lock);
         if (!pending)
             break;
-        release(pending, take(pending));
+        release(pending, finish_if_wanted(pending));
     }
 }
 

@@ -207,7 +207,8 @@ static bool write_launch(struct save *save, CUdevice device, const struct replay
                    .grid = {grid, 3}, .block = {block, 3}, .shared = save->program_shared,
                    .room = {save->shared, save->shared - save->program_shared},
                    .params = {save->block, woven->param_bytes}, .exec = {replay, replay ? replay->exec : 0},
-                   .node = {member, member ? member->node : 0}, .repeats = {member && !member->sure, 1})) {
+                   .node = {member, member ? member->node : 0},
+                   .repeats = {member && !member->unconditional, 1})) {
         hook_watched->probed_nodes += replay != NULL;
         return true;
     }

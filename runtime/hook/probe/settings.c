@@ -97,10 +97,10 @@ void hook_probe_setup(void) {
                           .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
                           .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),
                           .filter = hook_keep_variable("GPT_HOOK_PROBE_FILTER")};
-    bool kept = (identity || !getenv("GPT_HOOK_PROBE")) &&
-                (order.kernels || !getenv("GPT_HOOK_PROBE_KERNELS")) &&
-                (order.filter || !getenv("GPT_HOOK_PROBE_FILTER"));
-    if (!kept || (identity && *identity && !hook_make_order(&order)))
+    bool stored = (identity || !getenv("GPT_HOOK_PROBE")) &&
+                  (order.kernels || !getenv("GPT_HOOK_PROBE_KERNELS")) &&
+                  (order.filter || !getenv("GPT_HOOK_PROBE_FILTER"));
+    if (!stored || (identity && *identity && !hook_make_order(&order)))
         hook_say("memory", hook_describe_error(ENOMEM), "no kernel gets probes");
     hook_will_probe(hook_order(), atomic_load(&hook_recording));
     if (hook_probing && __register_atfork)

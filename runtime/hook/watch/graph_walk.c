@@ -1,4 +1,4 @@
-// Walks through the nodes of a graph and of the graphs inside it.
+// Visits the nodes of a graph, of its child graphs, and of the bodies of its conditional nodes.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -22,12 +22,12 @@ static bool find_functions(struct walk *cu) {
 }
 
 void hook_miss_graph(void) {
-    static _Atomic bool said;
-    if (!atomic_exchange(&said, true))
+    static _Atomic bool warned;
+    if (!atomic_exchange(&warned, true))
         hook_say("memory", hook_describe_error(ENOMEM), "what some graphs launch is not recorded");
 }
 
-struct bodies { // a node's bodies
+struct bodies { // the body graphs of a conditional node
     uint64_t node;
     unsigned count;
     void *graphs[MAX_GRAPH_BODIES];
@@ -40,7 +40,7 @@ static void see_body(const struct property *property, void *with) {
         bodies->graphs[bodies->count++] = (void *)property->value;
 }
 
-static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure);
+static bool walk(const struct walk *walker, void *graph, unsigned depth, bool unconditional);
 
 static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsigned depth) {
     struct bodies bodies = {.node = (uint64_t)node};
@@ -51,8 +51,9 @@ static bool walk_bodies(const struct walk *walker, void *graph, void *node, unsi
     return more;
 }
 
-static bool walk_node(const struct walk *walker, void *graph, void *handle, unsigned depth, bool sure) {
-    struct graph_node node = {.handle = handle, .type = -1, .depth = depth, .sure = sure};
+static bool walk_node(const struct walk *walker, void *graph, void *handle, unsigned depth,
+                      bool unconditional) {
+    struct graph_node node = {.handle = handle, .type = -1, .depth = depth, .unconditional = unconditional};
     void *inner;
     walker->type(handle, &node.type);
     if (node.type == CU_GRAPH_NODE_TYPE_KERNEL && walker->kernel(handle, &node.kernel) != CUDA_SUCCESS)
@@ -60,11 +61,11 @@ static bool walk_node(const struct walk *walker, void *graph, void *handle, unsi
     if (!walker->see(&node, walker->with))
         return false;
     if (node.type == CU_GRAPH_NODE_TYPE_GRAPH && walker->child(handle, &inner) == CUDA_SUCCESS)
-        return walk(walker, inner, depth + 1, sure);
+        return walk(walker, inner, depth + 1, unconditional);
     return node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL || walk_bodies(walker, graph, handle, depth + 1);
 }
 
-static bool walk(const struct walk *walker, void *graph, unsigned depth, bool sure) {
+static bool walk(const struct walk *walker, void *graph, unsigned depth, bool unconditional) {
     size_t count = 0;
     if (depth > MAX_GRAPH_DEPTH || walker->nodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return true;
@@ -77,7 +78,7 @@ static bool walk(const struct walk *walker, void *graph, unsigned depth, bool su
     bool more = true;
     if (walker->nodes(graph, nodes, &count) == CUDA_SUCCESS)
         for (size_t i = 0; i < count && more; i++)
-            more = walk_node(walker, graph, nodes[i], depth, sure);
+            more = walk_node(walker, graph, nodes[i], depth, unconditional);
     munmap(nodes, size);
     return more;
 }

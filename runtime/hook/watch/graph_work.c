@@ -1,11 +1,11 @@
-// The work of graph nodes other than kernels: copies, memsets, host functions, memory.
+// What graph nodes other than kernels do: copies, memsets, host functions, and allocating and freeing memory.
 
 #include "abi/cuda.h"
 #include "hook/write/write.h"
 #include "watch.h"
 
-// The same types and ops as for calls. A node gives the direction of its copy; a call may leave it to the
-// driver.
+// The type and op of each kind of work in the trace, the same as for calls. A node's parameters always give
+// the direction of a copy, unless they leave the memory's type to the driver (CU_MEMORYTYPE_UNIFIED).
 enum what { NOTHING, ANY, H_TO_D, D_TO_H, D_TO_D, H_TO_H, SET, HOST, ALLOC, FREE, WHATS };
 static const struct {
     struct gpt_str type, op;
@@ -89,7 +89,8 @@ static bool is_alike(const struct gpt_operation *operation, const struct graph_w
            operation->op.data == names[work->what].op.data && operation->address.value == address;
 }
 
-// Omit an address if there's no room for it. Work without an address always has room.
+// Add up work by type, op and address. When the table is nearly full, addresses are omitted: work without an
+// address needs at most one entry for each kind.
 void hook_add_work(struct graph_sums *sums, const struct graph_work *work) {
     uint64_t address = sums->count < MAX_OPERATIONS - WHATS ? work->address : 0;
     struct gpt_operation *operation = sums->operations;

@@ -1,6 +1,9 @@
-// The work in a graph: we read its nodes when it's instantiated and keep them for later changes. Nodes in the
-// body of a conditional node run an unknown number of times, and count as 0. The driver names a body when its
-// node is made, and never again.
+// What the nodes of graphs do. We read a graph's nodes when the program instantiates it, write their totals
+// to the trace, and keep the list: when the program changes a node later, new totals are written.
+//
+// Nodes in the body of a conditional node run an unknown number of times, so they count as 0 launches. The
+// driver returns the handle of a body graph only when the program creates the conditional node, so we save it
+// then.
 
 #include <errno.h>
 #include <string.h>
@@ -10,22 +13,22 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-#define MAX_FUNCTIONS 4096 // different ones
+#define MAX_FUNCTIONS 4096 // different functions in one graph
 
-// The work of an executable graph, node by node. The program may change each node's work or disable it.
+// A node of an executable graph. The program may change what it does, or disable it.
 struct node {
     uint64_t handle;
-    uint32_t function; // the function that it launches, or 0
-    uint32_t inside;   // how many of the following nodes are in its body graphs
+    uint32_t function; // id of the function that it launches, or 0
+    uint32_t inside;   // how many of the following nodes are inside it: in its child graph or bodies
     struct graph_work work;
     struct origin origin;
-    bool sure, disabled;
+    bool unconditional, disabled;
 };
 
 struct nodes {
     size_t size;          // mapped bytes
-    uint32_t count, last; // last: index of the node that was changed last
-    bool device;          // kernels may launch the graph
+    uint32_t count, last; // last: index of the node that was changed last, where the next search begins
+    bool device;          // instantiated so that kernels can launch it
     struct node all[];
 };
 
@@ -48,7 +51,7 @@ static uint32_t function_of(const CUDA_KERNEL_NODE_PARAMS *params, bool has_kern
     return hook_ask_function((uint64_t)(params->func || !has_kernel ? params->func : params->kern));
 }
 
-// Collects the nodes of a graph.
+// Listing the nodes of a graph
 
 struct listing {
     struct nodes *nodes;
@@ -63,7 +66,7 @@ static bool list_node(const struct graph_node *found, void *with) {
                                              .function = is_kernel ? function_of(kernel, true) : 0,
                                              .work = hook_work_of(found->handle, found->type),
                                              .origin = hook_origin_of((uint64_t)found->handle),
-                                             .sure = found->sure}))
+                                             .unconditional = found->unconditional}))
         return false;
     listing->around[found->depth] = listing->nodes->count - 1;
     for (unsigned i = 0; i < found->depth; i++)
@@ -90,7 +93,7 @@ static struct nodes *nodes_of(void *graph) {
 
 #define PIECE 512 // nodes per record
 
-// Write the origins of the kernel nodes that a replay launches.
+// Write which call of the program created each kernel node that a replay launches.
 static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes) {
     struct found {
         uint64_t functions[PIECE], threads[PIECE], calls[PIECE];
@@ -107,7 +110,7 @@ static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes)
                        .threads = {found->threads, count}, .calls = {found->calls, count});
             count = 0;
         }
-        if (i == nodes->count || !node->function || !node->sure || node->disabled)
+        if (i == nodes->count || !node->function || !node->unconditional || node->disabled)
             continue;
         found->functions[count] = node->function;
         found->threads[count] = node->origin.thread;
@@ -116,7 +119,8 @@ static void write_origins(uint64_t exec, uint64_t at, const struct nodes *nodes)
     munmap(found, sizeof(*found));
 }
 
-// `moved` says that other nodes launch kernels now, or other kernels.
+// Write the totals of a graph, and the origins of its kernel nodes if `moved`: a node launches another kernel
+// than before, or was enabled or disabled.
 static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
     uint64_t at = hook_now();
     struct found {
@@ -129,8 +133,8 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
     }
     for (const struct node *node = nodes->all; node < nodes->all + nodes->count; node++) {
         uint64_t i = 0;
-        found->unknown += !node->sure && !node->disabled && (node->function || node->work.what);
-        if (node->work.what && node->sure && !node->disabled)
+        found->unknown += !node->unconditional && !node->disabled && (node->function || node->work.what);
+        if (node->work.what && node->unconditional && !node->disabled)
             hook_add_work(&found->sums, &node->work);
         while (i < found->count && found->functions[i] != node->function)
             i++;
@@ -138,7 +142,7 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
             continue;
         found->count += i == found->count;
         found->functions[i] = node->function;
-        found->launches[i] += node->sure && !node->disabled;
+        found->launches[i] += node->unconditional && !node->disabled;
     }
     HOOK_WRITE(graph, .exec = exec, .at = at, .nodes = nodes->count,
                .functions = {found->functions, found->count}, .launches = {found->launches, found->count},
@@ -149,20 +153,20 @@ static void write_nodes(uint64_t exec, const struct nodes *nodes, bool moved) {
         write_origins(exec, at, nodes);
 }
 
-// Changes to the work of an executable graph
+// Changes to an executable graph
 
 struct change {
-    uint64_t node;           // 0: all
-    uint32_t function;       // 0: as before
-    struct graph_work work;  // empty if it doesn't change
+    uint64_t node;           // the changed node; 0: all nodes
+    uint32_t function;       // its new function; 0: as before
+    struct graph_work work;  // its new work; empty: as before
     int disabled;            // -1: as before
-    const struct nodes *now; // the new work of the nodes, or of those in the node; or NULL
-    struct nodes *changed;   // a copy, if anything is different
-    bool moved;              // see write_nodes
+    const struct nodes *now; // the graph that replaces all nodes, or those inside the changed node; or NULL
+    struct nodes *changed;   // result: a copy of the graph's nodes if anything is different, or NULL
+    bool moved;              // result: see write_nodes
 };
 
 static struct node *find_node(struct nodes *nodes, uint64_t handle) {
-    for (uint32_t i = 0; i < nodes->count; i++) { // most programs proceed from one to the next
+    for (uint32_t i = 0; i < nodes->count; i++) { // most programs change the nodes in order
         nodes->last = (nodes->last + 1) % nodes->count;
         if (nodes->all[nodes->last].handle == handle)
             return &nodes->all[nodes->last];
@@ -170,7 +174,8 @@ static struct node *find_node(struct nodes *nodes, uint64_t handle) {
     return NULL;
 }
 
-// A node keeps its origin, unless another graph gives it another kernel.
+// Change a node. Returns whether anything is different. The node's origin stays the call that created it,
+// unless its new kernel comes from another graph.
 static bool change_node(struct node *node, struct change *change, uint32_t function, struct graph_work work,
                         bool disabled, const struct node *now) {
     bool moves = node->function != function || node->disabled != disabled;
@@ -216,8 +221,9 @@ static void change_exec(uint64_t exec, struct change change) {
     }
 }
 
-// Replace the work of a node, or of all nodes, by the work of another graph's.
-static void take_graph(uint64_t exec, uint64_t node, void *graph) {
+// Replace what a node with a child graph does, or what all nodes do (`node` is 0), by what the nodes of
+// another graph do.
+static void change_to_graph(uint64_t exec, uint64_t node, void *graph) {
     struct nodes *now = nodes_of(graph);
     if (!now)
         return;
@@ -227,16 +233,16 @@ static void take_graph(uint64_t exec, uint64_t node, void *graph) {
 
 // cuGraphExecUpdate(exec, graph, ...)
 void hook_on_exec_update(struct frame *frame) {
-    take_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
+    change_to_graph(frame_arg(frame, 0), 0, (void *)frame_arg(frame, 1));
     hook_time_other_nodes(frame_arg(frame, 0), (void *)frame_arg(frame, 1));
 }
 
 // cuGraphExecChildGraphNodeSetParams(exec, node, graph)
 void hook_on_exec_child(struct frame *frame) {
-    take_graph(frame_arg(frame, 0), frame_arg(frame, 1), (void *)frame_arg(frame, 2));
+    change_to_graph(frame_arg(frame, 0), frame_arg(frame, 1), (void *)frame_arg(frame, 2));
 }
 
-static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
+static void change_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS *params, bool has_kernel) {
     uint32_t function = function_of(params, has_kernel);
     change_exec(frame_arg(frame, 0),
                 (struct change){.node = frame_arg(frame, 1), .function = function, .disabled = -1});
@@ -246,11 +252,11 @@ static void take_kernel(const struct frame *frame, const CUDA_KERNEL_NODE_PARAMS
 // cuGraphExecKernelNodeSetParams(exec, node, params)
 void hook_on_exec_kernel(struct frame *frame) {
     if (frame_arg(frame, 2) && hook_this_thread())
-        take_kernel(frame, (const void *)frame_arg(frame, 2),
-                    strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
+        change_kernel(frame, (const void *)frame_arg(frame, 2),
+                      strcmp(frame->slot->symbol, "cuGraphExecKernelNodeSetParams"));
 }
 
-static void take_work(const struct frame *frame, struct graph_work work) {
+static void change_work(const struct frame *frame, struct graph_work work) {
     if (hook_this_thread())
         change_exec(frame_arg(frame, 0),
                     (struct change){.node = frame_arg(frame, 1), .work = work, .disabled = -1});
@@ -260,26 +266,26 @@ static void take_work(const struct frame *frame, struct graph_work work) {
 // cuGraphExecMemcpyNodeSetParams(exec, node, params, context)
 void hook_on_exec_copy(struct frame *frame) {
     if (frame_arg(frame, 2))
-        take_work(frame, hook_work_of_copy((const void *)frame_arg(frame, 2)));
+        change_work(frame, hook_work_of_copy((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecMemsetNodeSetParams(exec, node, params, context)
 void hook_on_exec_set(struct frame *frame) {
     if (frame_arg(frame, 2))
-        take_work(frame, hook_work_of_set((const void *)frame_arg(frame, 2)));
+        change_work(frame, hook_work_of_set((const void *)frame_arg(frame, 2)));
 }
 
 // cuGraphExecNodeSetParams(exec, node, params)
 void hook_on_exec_node(struct frame *frame) {
     const CUgraphNodeParams *params = (const void *)frame_arg(frame, 2);
     if (params && params->type == CU_GRAPH_NODE_TYPE_KERNEL && hook_this_thread())
-        take_kernel(frame, &params->kernel, true);
+        change_kernel(frame, &params->kernel, true);
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMCPY)
-        take_work(frame, hook_work_of_copy(&params->memcpy.copyParams));
+        change_work(frame, hook_work_of_copy(&params->memcpy.copyParams));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_MEMSET)
-        take_work(frame, hook_work_of_set(&params->memset));
+        change_work(frame, hook_work_of_set(&params->memset));
     else if (params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
-        take_graph(frame_arg(frame, 0), frame_arg(frame, 1), params->graph.graph);
+        change_to_graph(frame_arg(frame, 0), frame_arg(frame, 1), params->graph.graph);
 }
 
 // cuGraphNodeSetEnabled(exec, node, enabled)
@@ -294,7 +300,7 @@ static void add_graph(enum object_kind kind, uint64_t handle, uint64_t parent) {
     hook_object_add(&(struct object_facts){.kind = kind, .handle = handle, .parent = parent, .made = true});
 }
 
-// Return the flags that it is instantiated with. Before CUDA 12 cuGraphInstantiate had none.
+// Return the flags that a graph is instantiated with. Before CUDA 12, cuGraphInstantiate had no flags.
 static uint64_t flags_of(const struct frame *frame) {
     char name[NAME_BYTES];
     slot_name(frame->slot, name);
@@ -317,8 +323,8 @@ void hook_on_instantiate(struct frame *frame) {
         return;
     nodes->device = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH; // kernels may launch it
     write_nodes(*exec, nodes, true);
-    const struct property kept = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
-    if (!hook_object_set(*exec, &kept))
+    const struct property saved = {.what = PROPERTY_NODES, .value = (uint64_t)nodes, .size = nodes->size};
+    if (!hook_object_set(*exec, &saved))
         munmap(nodes, nodes->size);
     hook_time_nodes(*exec, (void *)frame_arg(frame, 1), flags);
 }
@@ -346,7 +352,8 @@ void hook_on_captured(struct frame *frame) {
         add_graph(OBJECT_GRAPH, *graph, 0);
 }
 
-// cuGraphAddNode(&node, graph, dependencies, count, params), since version 2 with edges before the count
+// cuGraphAddNode(&node, graph, dependencies, count, params); version 2 has an argument for edge data before
+// the count
 void hook_on_node(struct frame *frame) {
     bool edges = strstr(frame->slot->symbol, "_v");
     const uint64_t *node = (const uint64_t *)frame_arg(frame, 0);
@@ -369,16 +376,18 @@ void hook_on_node(struct frame *frame) {
 
 // -- Captured calls --------------------------------------------------------
 //
-// Find out which calls were captured. We ask the driver after the call, and only while some stream of the
-// process may be captured:
+// While a stream is being captured into a graph, its calls become nodes and don't run. The trace says which
+// calls these were. We ask the driver whether the call's stream is captured, after the call rather than
+// before:
 //
-//   - a stream joins a capture by the very call that waits for an event in it;
-//   - one call may be refused because the capture was invalidated, and was not captured;
-//   - by then the driver has accepted the stream's handle. Asking about an invalid one would crash.
+//   - a stream joins a capture by the very call that makes it wait for a captured event;
+//   - the driver may refuse the call because the capture was invalidated, and then it wasn't captured;
+//   - a successful call shows that the stream's handle is valid. Asking about an invalid one would crash.
 //
-// Legacy streams are never captured. Asking about one while another stream is captured fails, or breaks that
-// capture. A capture that ends in an error, or with its stream, is still counted: from then on we ask more
-// often than necessary, and learn that nothing is captured.
+// To save time, we ask only while `hook_captures`, the number of captures in progress, isn't 0. A capture
+// that ends with an error, or because its stream was destroyed, stays in that number. From then on we ask
+// more often than necessary, but the answers are still right. The legacy stream can't be captured, and asking
+// about it while another stream is captured fails, or breaks that capture.
 
 _Atomic uint32_t hook_captures;
 static _Atomic bool captured;

@@ -151,8 +151,8 @@ static const char *find_name(const struct number *table, uint64_t number, char r
     return room;
 }
 
-// Read the command of NV_ESC_RM_CONTROL, the class of NV_ESC_RM_ALLOC, or the escape of
-// NV_ESC_IOCTL_XFER_CMD.
+// Return what an ioctl asks for in more detail, if it has that in its arguments: the command of
+// NV_ESC_RM_CONTROL, the class of NV_ESC_RM_ALLOC, or the escape that NV_ESC_IOCTL_XFER_CMD stands for.
 static struct gpt_u64 read_command(unsigned long request, const uint32_t *args) {
     static const struct {
         uint8_t escape, word;

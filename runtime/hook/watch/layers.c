@@ -9,12 +9,12 @@
 #include "watch.h"
 
 static const char *domain(void) {
-    static _Atomic(const char *) kept;
-    const char *found = atomic_load_explicit(&kept, memory_order_acquire);
+    static _Atomic(const char *) cached;
+    const char *found = atomic_load_explicit(&cached, memory_order_acquire);
     if (UNLIKELY(!found)) {
         const char *made = hook_nvtx_keep_narrow("gpt.layers");
-        found =
-            atomic_compare_exchange_strong(&kept, &found, made) ? made : found; // another thread may be first
+        found = atomic_compare_exchange_strong(&cached, &found, made) ? made
+                                                                      : found; // another thread may be first
     }
     return found;
 }

@@ -29,7 +29,7 @@ struct method { // PyMethodDef
     const char *doc;
 };
 
-static struct gpt_python kept; // with references to its objects: modules may run until Python has ended
+static struct gpt_python saved; // with references to its objects: modules may run until Python has ended
 static const struct gpt_python *python;
 static bool tagging = true;
 
@@ -73,7 +73,7 @@ static object *on_backward(object *name, object *gradients) {
     end_backward();
     if (name != python->none && gpt_hook_layer(python->text_of(name)))
         backward_module = name;
-    python->take(python->none);
+    python->add_reference(python->none);
     return python->none;
 }
 
@@ -143,7 +143,7 @@ static int list_items(object *value, unsigned long flags, object *items[MOST_ITE
                 break;
         } else
             items[count] = flags & TUPLE ? python->tuple_item(value, count) : python->list_item(value, count);
-        python->take(items[count]);
+        python->add_reference(items[count]);
     }
     return count;
 }
@@ -265,7 +265,7 @@ static object *enter_region(object *self, object *site) {
         return NULL;
     if (name != python->none)
         in_region = gpt_hook_layer(python->text_of(name));
-    python->take(python->none);
+    python->add_reference(python->none);
     return python->none;
 }
 
@@ -278,10 +278,10 @@ int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python 
     gpt_vectorcall **pointer = (void *)((char *)function + place);
     if (*pointer != given->vectorcall)
         return 0;
-    kept = *given;
-    for (object **one = &kept.none; one <= &kept.backward_names; one++)
-        kept.take(*one);
-    python = &kept;
+    saved = *given;
+    for (object **one = &saved.none; one <= &saved.backward_names; one++)
+        saved.add_reference(*one);
+    python = &saved;
     if (given->set_vectorcall) // it also tells the interpreter
         given->set_vectorcall(function, call_module);
     else

@@ -143,9 +143,9 @@ static const char *keep_path(const char *path) {
     size_t length = strlen(path) + 1;
     if (watched->paths_used + length > PATH_BYTES)
         return NULL;
-    char *kept = memcpy(watched->paths + watched->paths_used, path, length);
+    char *copy = memcpy(watched->paths + watched->paths_used, path, length);
     watched->paths_used += (uint32_t)length;
-    return kept;
+    return copy;
 }
 
 // Read the program headers; return the dynamic linker's entry for this library, or NULL.
@@ -207,11 +207,11 @@ static struct library *add_library(const struct mapping *first, uint64_t mapping
         set_segments(library, mapping);
         goto done;
     }
-    const char *kept = count < MAX_LIBRARIES ? keep_path(path) : NULL;
-    if (!kept)
+    const char *copy = count < MAX_LIBRARIES ? keep_path(path) : NULL;
+    if (!copy)
         goto done;
     library = &watched->library[count];
-    library->path = kept;
+    library->path = copy;
     library->replaces = replaces ? keep_path(replaces) : NULL;
     set_segments(library, mapping);
     atomic_store(&watched->libraries, count + 1);
@@ -363,6 +363,7 @@ const char *hook_find_file(const void *address, uint64_t *offset, char *buffer, 
     if ((path = find_library(at, offset)))
         return path;
     *offset = from; // the address is in a file that the program mapped itself
-    bool kept = !strstr(buffer, " (deleted)") && strncmp(buffer, "/dev/", 5) && strncmp(buffer, "/memfd:", 7);
-    return kept ? buffer : NULL;
+    bool is_lasting =
+        !strstr(buffer, " (deleted)") && strncmp(buffer, "/dev/", 5) && strncmp(buffer, "/memfd:", 7);
+    return is_lasting ? buffer : NULL;
 }

@@ -18,7 +18,7 @@
 #include "say.h"
 #include "watch.h"
 
-#define MAX_SAID 5
+#define MAX_REPORTED 5
 
 static const void *image_of(uint64_t handle) {
     struct object_view view;
@@ -114,7 +114,8 @@ static void list_names(const char *start, char *text, size_t size) {
     at = (size_t)snprintf(text, size, ", which had kernel%s ", names.count == 1 ? "" : "s");
     names.list[sizeof(names.list) - 1] = '\0';
     size_t most = names.size < sizeof(names.list) ? names.size : sizeof(names.list);
-    for (size_t i = 0; i < most && shown < MAX_SAID && (length = strlen(names.list + i)); i += length + 1) {
+    for (size_t i = 0; i < most && shown < MAX_REPORTED && (length = strlen(names.list + i));
+         i += length + 1) {
         if (at + length + 32 >= size)
             break;
         at += (size_t)snprintf(text + at, size - at, "%s'%s'", shown++ ? ", " : "", names.list + i);
@@ -147,21 +148,21 @@ static void find_place(const void *start, struct cut_image *place) {
 }
 
 // Return whether this wasn't reported before, and count the reports so far.
-static bool is_new(const char *text, const void *start, uint32_t *said) {
+static bool is_new(const char *text, const void *start, uint32_t *reported) {
     uint64_t hash = (uint64_t)start | 1;
     for (; text && *text; text++)
         hash = (hash ^ (unsigned char)*text) * 1099511628211u;
     _Atomic uint64_t *known = hook_find_in_map(&hook_watched->missing, hash);
     if (!known || atomic_exchange(known, 1))
         return false;
-    *said = atomic_fetch_add(&hook_watched->said, 1);
+    *reported = atomic_fetch_add(&hook_watched->reported, 1);
     return true;
 }
 
 // Report it. Returns false if it was reported before.
-static bool tell(const struct frame *frame, const struct cut_image *place, const char *kernel) {
-    uint32_t said;
-    if (!is_new(kernel, place->start, &said))
+static bool report(const struct frame *frame, const struct cut_image *place, const char *kernel) {
+    uint32_t reported;
+    if (!is_new(kernel, place->start, &reported))
         return false;
     char call[NAME_BYTES], where[4096 + 64], fact[2048], had[1024] = "";
     const char *error = NULL;
@@ -185,10 +186,10 @@ static bool tell(const struct frame *frame, const struct cut_image *place, const
                  (unsigned long long)place->offset, had, call, error, (int)frame->result);
     HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(fact),
                .ref = hook_str(kernel));
-    if (said > MAX_SAID)
+    if (reported > MAX_REPORTED)
         return true;
     char line[5120];
-    if (said == MAX_SAID)
+    if (reported == MAX_REPORTED)
         snprintf(line, sizeof(line), "gpt-hook: warning: more GPU code is missing: %s names it",
                  hook_live->path);
     else if (kernel)
@@ -226,15 +227,15 @@ static const char *ask_name(uint64_t handle) {
 // A kernel whose code was zeroed is found and launched, and then every call returns this error, whatever it
 // does. The function that was most recently launched for the first time is probably the one.
 static void on_illegal_instruction(const struct frame *frame) {
-    static _Atomic bool told;
+    static _Atomic bool done;
     struct cut_image place;
-    if (!hook_this_thread() || atomic_exchange(&told, true))
+    if (!hook_this_thread() || atomic_exchange(&done, true))
         return;
     uint64_t handle = hook_function_with_id(hook_newest_launch());
     const char *kernel = handle ? ask_name(handle) : NULL;
     find_place(image_of(handle), &place);
     if (place.cut || has_gaps(place.start, true))
-        tell(frame, &place, kernel);
+        report(frame, &place, kernel);
 }
 
 // Called after a failed call that loads GPU code, looks something up in it or launches it, or that reports
@@ -255,20 +256,20 @@ void hook_on_failure(struct frame *frame) {
     if (kind == hook_on_module_image && frame_arg(frame, 1) && status != CUDA_ERROR_NOT_FOUND) {
         find_place((const void *)frame_arg(frame, 1), &place);
         if (place.cut)
-            tell(frame, &place, NULL);
+            report(frame, &place, NULL);
     } else if (kind == hook_on_module_file && frame_arg(frame, 1) && none) {
         place = (struct cut_image){.path = (const char *)frame_arg(frame, 1)};
         if (was_patched(place.path))
-            tell(frame, &place, NULL);
+            report(frame, &place, NULL);
     } else if ((kind == hook_on_function || kind == hook_on_kernel) && frame_arg(frame, 2)) {
         const char *kernel = (const char *)frame_arg(frame, 2);
         find_place(image_of(frame_arg(frame, 1)), &place);
-        if (place.cut && tell(frame, &place, kernel))
+        if (place.cut && report(frame, &place, kernel))
             use(frame_arg(frame, 1), kernel);
     } else if (kind == hook_on_kernel_function || frame->slot->layout == LAYOUT_LAUNCH) {
         uint64_t handle = kind ? frame_arg(frame, 1) : frame->launch.function;
         find_place(image_of(handle), &place);
         if (place.cut)
-            tell(frame, &place, ask_name(handle));
+            report(frame, &place, ask_name(handle));
     }
 }

@@ -1,10 +1,11 @@
-// The copy of a graph in which nodes are timed (node_times.c): a clone with an event before the first node
-// and after each node, and one more at the end.
+// The copy of a graph in which nodes are timed, see node_times.c. It's a clone with an event before the first
+// node, one after each node, and one more at the end.
 //
-// The order must be linear: nodes that run at the same time would share what's between two events. Where a
-// kernel may begin before the one before it ends (a programmatic dependent launch), it waits for the event.
-// Other graphs are refused (`untimed` records), as are graphs with nodes that can't be cloned or that have
-// more than one effect: memory, conditional and child nodes, host functions.
+// The nodes must run one after another: if two ran at the same time, we couldn't tell how much of the time
+// between two events belongs to which. A kernel that may begin before its predecessor ends (programmatic
+// dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed. The same goes for
+// graphs with nodes that can't be cloned or whose effects mustn't happen in a second graph: memory,
+// conditional and child nodes, and host functions. An `untimed` record in the trace gives the reason.
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -52,7 +53,7 @@ void *hook_map_nodes(size_t size) {
 }
 
 void hook_end_timed_graph(struct timed_graph *graph) {
-    if (hook_is_alive(graph->of_context)) { // otherwise they were destroyed with it
+    if (hook_is_alive(graph->of_context)) { // otherwise graph and events were destroyed with it
         int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
         if (graph->second)
             cu.destroy_exec(graph->second);
@@ -138,7 +139,7 @@ static void drop_edges(struct edges *edges) {
         munmap(edges->from, size_of(edges->room));
 }
 
-// Return whether a call succeeded; if not, say in the reason which one.
+// Return whether a driver call succeeded. If not, set the reason, with the call's name and status.
 static bool try(const struct reason **reason, const char *call, CUresult status) {
     char detail[64];
     if (status == CUDA_SUCCESS)
@@ -148,8 +149,8 @@ static bool try(const struct reason **reason, const char *call, CUresult status)
     return false;
 }
 
-// We don't ask for their number first, as the driver may refuse that for edges with data, such as those to a
-// kernel that may begin before its predecessor ends.
+// List the edges of a graph. Other code would ask the driver for their number first. We guess it instead,
+// because the driver may refuse that question if edges have data, as in programmatic dependent launches.
 static bool list_edges(void *source, size_t nodes, struct edges *edges, const struct reason **why) {
     *edges = (struct edges){.room = 2 * nodes + 16};
     for (;; edges->room *= 2) {
@@ -169,14 +170,15 @@ static bool list_edges(void *source, size_t nodes, struct edges *edges, const st
     }
 }
 
-// A node, the number of nodes that it still waits for, and its edges to other nodes: the first one's index,
-// and how many there are.
+// A node during the topological sort
 struct unordered {
     struct timed_node node;
-    uint32_t waits, first, edges;
+    uint32_t waits;        // how many of its predecessors haven't been placed in the order yet
+    uint32_t first, edges; // its outgoing edges: index of the first one in `targets`, and their number
 };
 
-// Enter the edges into the nodes and `targets`, the numbers of the nodes that edges lead to, by source.
+// Fill in the edges of all nodes. `targets` gets the index of the node that each edge leads to, sorted by the
+// node that it starts from.
 static bool enter_edges(struct unordered *nodes, uint32_t *targets, const struct timed_graph *graph,
                         const struct edges *edges) {
     for (size_t i = 0; i < edges->count; i++) {
@@ -199,8 +201,8 @@ static bool enter_edges(struct unordered *nodes, uint32_t *targets, const struct
     return true;
 }
 
-// Remove a node's edges. Returns the node that becomes ready, `count` if there's none, or more if there are
-// two.
+// Remove the outgoing edges of a node. Returns the index of the node that now has no predecessors left,
+// `count` if there's no such node, or `count + 1` if there are several.
 static uint32_t follow(struct unordered *nodes, const struct unordered *done, const uint32_t *targets,
                        uint32_t count) {
     uint32_t next = count;
@@ -210,8 +212,8 @@ static uint32_t follow(struct unordered *nodes, const struct unordered *done, co
     return next;
 }
 
-// Bring the nodes into the order in which they run, which must be linear: when a node has run, exactly one
-// must become ready. Edges past the next node add nothing. Returns why that failed, or NULL.
+// Sort the nodes into the order in which they run. Exactly one node must be ready after each, or else nodes
+// could run in parallel; edges that skip nodes don't matter. Returns why the graph can't be timed, or NULL.
 static const struct reason *order(struct timed_graph *graph, void *source) {
     uint32_t count = graph->count, at = count, done = 0;
     const struct reason *why = NULL;
@@ -242,8 +244,8 @@ static const struct reason *order(struct timed_graph *graph, void *source) {
     return why;
 }
 
-// Clone the source graph, and put events before, between and after its nodes, and another one last, in place
-// of its edges. Returns why that failed, or NULL.
+// Clone the source graph and replace its edges by a single chain: an event, the first node, an event, the
+// second node and so on, with two events at the end. Returns why that failed, or NULL.
 static const struct reason *clone_graph(struct timed_graph *graph, void *source) {
     void *last = NULL, *event;
     const struct reason *why = NULL;

@@ -1,20 +1,22 @@
-// How long each node of a graph takes (--node-times 1/N). The driver tells when a replay began and ended, but
-// not its nodes. So every Nth replay launches a second executable graph in place of the program's: a clone of
-// its source graph, with an event between any two nodes. It runs the same nodes in the same order and in the
-// same place of the stream, so the program notices nothing but the time of the events.
+// How long each node of a graph takes (--node-times 1/N). The driver can tell when a replay began and ended,
+// but not when its nodes did. So every Nth replay launches a second executable graph in place of the
+// program's: a clone of its source graph, with an event between any two nodes (node_copy.c). It runs the same
+// nodes in the same order, at the same point of the stream. The program's results are the same; the replay
+// just takes longer.
 //
-// The driver runs an executable graph once at a time, in whatever streams it's launched. The second one must
-// keep that order with the first:
+// The driver never runs an executable graph twice at the same time, in whatever streams it's launched.
+// Programs may depend on that, so the second graph must not run at the same time as the first one either:
 //
 //   last replay, in   next replay             what we do
-//   first,  same      second (its turn)       replace it: the stream orders them
-//   first,  other     second (its turn)       leave it, and replace a later one
+//   first,  same      second (its turn)       launch the second graph: the stream orders them
+//   first,  other     second (its turn)       launch the first graph, and the second one later
 //   second, same      either                  nothing: the stream orders them
-//   second, other     first                   let the stream wait for the second one
+//   second, other     first                   make the stream wait for the end of the second graph
 //
-// We build the second graph when the program instantiates or updates the first: it may destroy the source
-// graph right after. We instantiate it one replay before its turn. Changes of single nodes are repeated on
-// it. streams.c reads the events when it reads the replay's own, and until then its turn doesn't come again.
+// We clone the source graph as soon as the program instantiates or updates the first graph, because the
+// program may destroy the source graph right after. The clone is instantiated one replay before its turn.
+// When the program changes a node of the first graph, we make the same change in the second. streams.c reads
+// the events of the nodes when it reads the replay's own. Until then, the second graph isn't launched again.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -42,14 +44,14 @@ static void put(struct timed_graph *graph) {
     pthread_mutex_unlock(&hook_watched->timing);
 }
 
-static struct timed_graph *find(uint64_t exec, bool take) {
+static struct timed_graph *find(uint64_t exec, bool remove) {
     if (!hook_watched)
         return NULL;
     pthread_mutex_lock(&hook_watched->timing);
     struct timed_graph **at = bucket_of(exec), *found;
     while (*at && (*at)->exec != exec)
         at = &(*at)->next;
-    if ((found = *at) && take)
+    if ((found = *at) && remove)
         *at = found->next;
     pthread_mutex_unlock(&hook_watched->timing);
     return found;
@@ -78,7 +80,7 @@ static bool instantiate(struct timed_graph *graph) {
     return graph->second && !graph->refused;
 }
 
-// Replace what we know about an executable graph, which has a new source.
+// Make a new copy for an executable graph that was just instantiated or updated.
 static void replace(uint64_t exec, void *source, uint64_t flags, bool updated) {
     const struct reason *reason = NULL;
     if (!hook_this_thread() || !hook_node_copies_setup() || !hook_streams_setup())
@@ -134,7 +136,7 @@ void hook_change_timed_node(const struct frame *frame, uint32_t function, int di
         i++;
     if (!graph || graph->refused)
         return;
-    if (i == graph->count) { // after an update, for example, which leaves the names of the first graph
+    if (i == graph->count) { // after an update, for example: the program still uses the first graph's handles
         give_up(graph, WHY(nodes_changed));
         return;
     }
@@ -210,7 +212,7 @@ static bool is_here(const struct timed_graph *graph) {
            (uint64_t)context == graph->context;
 }
 
-// Legacy streams are never captured, and asking about them may break another stream's capture.
+// The legacy stream can't be captured, and asking about it may break another stream's capture.
 static bool is_captured(uint64_t stream) {
     int capturing = 0;
     return stream > CU_STREAM_LEGACY_HANDLE &&
@@ -223,7 +225,7 @@ void hook_before_timed_replay(struct frame *frame) {
         return;
     uint64_t stream = hook_stream_of(frame);
     bool other = is_other_stream(graph, stream, frame->thread ? frame->thread->tid : 0);
-    if (frame->note.kind != NOTE_NONE) { // it has probes: we don't see where it runs
+    if (frame->note.kind != NOTE_NONE) { // the graph has probes, and graph_replay.c has claimed this call
         graph->untracked = true;
         return;
     }
@@ -247,7 +249,7 @@ void hook_after_timed_replay(struct frame *frame) {
     graph->is_second = false;
     if (second)
         frame_set_arg(frame, 0, graph->exec);
-    if (second && (CUresult)frame->result != CUDA_SUCCESS) { // it didn't run
+    if (second && (CUresult)frame->result != CUDA_SUCCESS) { // the copy wasn't launched: launch the original
         frame->result = ((launch *)frame->real)(graph->exec, passed);
         give_up(graph, WHY(nodes_refused));
     }

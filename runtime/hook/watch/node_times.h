@@ -1,4 +1,4 @@
-// Graphs whose nodes are timed. Private to node_times.c and node_copy.c.
+// Graphs whose nodes are timed (--node-times). Private to node_times.c and node_copy.c.
 
 #ifndef GPT_NODE_TIMES_H
 #define GPT_NODE_TIMES_H
@@ -6,27 +6,29 @@
 #include "watch.h"
 
 struct timed_node {
-    void *handle, *copy; // in the program's graph and in ours
-    uint32_t function;   // its id, for a kernel
+    void *handle, *copy; // the node in the program's graph, and in our clone
+    uint32_t function;   // id of the function that it launches, or 0
     int type;
-    bool disabled, early; // early: it may begin before the node before it ends
+    bool disabled, early; // early: in the program's graph, it may begin before its predecessor ends
     struct origin origin;
 };
 
 struct timed_graph {
     struct timed_graph *next;
-    _Atomic unsigned users; // the table, and the replay that is measured
+    _Atomic unsigned users; // 1 for the table, and 1 while a measured replay hasn't been read
     uint64_t exec;
     struct reference of_context;
     uint64_t context, flags;
-    void *graph, *second; // the clone, and its executable graph; NULL until its turn is near
-    void *ran;            // event after the last replay that was replaced
-    uint64_t replays, due;
-    uint64_t stream; // where the last replay ran
-    uint32_t thread; // its thread, as the stream may be a per-thread one
-    bool has_run, was_second, is_second, untracked;
-    bool refused;         // it stays in the table only for the order of its replays
-    _Atomic bool pending; // its events aren't read yet
+    void *graph, *second;  // the clone, and its executable graph, which is NULL until its turn is near
+    void *ran;             // event after the second graph's last replay
+    uint64_t replays, due; // replays so far; the number of the replay that launches the second graph next
+    uint64_t stream;       // stream of the last replay
+    uint32_t thread;       // thread of the last replay, which matters for a per-thread default stream
+    bool has_run, was_second,
+        is_second;        // was_second: the last replay launched the second graph; is_second: this one
+    bool untracked;       // the last replay had probes, so we don't know its stream
+    bool refused;         // nothing is timed any more; it stays in the table to keep replays in order
+    _Atomic bool pending; // its events haven't been read yet
     size_t size;          // mapped bytes
     uint32_t count;
     void **events; // count + 2
@@ -37,8 +39,8 @@ struct timed_graph {
 
 void *hook_map_nodes(size_t size); // zeroed memory for munmap, or NULL
 bool hook_node_copies_setup(void); // false if the driver lacks a function
-// Copy a graph that an executable graph was made from. Returns NULL if its nodes can't be timed, and sets
-// `reason` unless it has no nodes or memory ran out.
+// Clone the source graph of an executable graph, with events between its nodes. Returns NULL if its nodes
+// can't be timed, and then sets `reason`, unless it has no nodes or memory ran out.
 struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t flags,
                                           const struct reason **reason);
 void hook_end_timed_graph(struct timed_graph *graph);

@@ -13,8 +13,8 @@
 #define SLAB (64u << 10)
 #define FIRST_SIZE 32u // bytes of the smallest piece
 
-struct kept { // a property
-    struct kept *next;
+struct entry { // a property
+    struct entry *next;
     struct property property;
     char name[];
 };
@@ -27,7 +27,7 @@ struct object {
     const void *image;
     uint64_t image_size;
     char *name;
-    struct kept *properties;
+    struct entry *properties;
     uint32_t id, holders;
     enum object_kind kind;
     bool asked, closed;
@@ -74,7 +74,7 @@ static unsigned size_class(size_t size) {
     return class;
 }
 
-static void *take(struct objects *objects, size_t size) {
+static void *allocate(struct objects *objects, size_t size) {
     unsigned class = size_class(size);
     if (class == OBJECT_SIZES)
         return map(size);
@@ -85,7 +85,7 @@ static void *take(struct objects *objects, size_t size) {
     return piece;
 }
 
-static void give(struct objects *objects, void *piece, size_t size) {
+static void release_piece(struct objects *objects, void *piece, size_t size) {
     unsigned class = size_class(size);
     if (!piece)
         return;
@@ -97,10 +97,10 @@ static void give(struct objects *objects, void *piece, size_t size) {
     objects->spares[class] = piece;
 }
 
-static char *keep_name(struct objects *objects, const char *name) {
+static char *copy_name(struct objects *objects, const char *name) {
     size_t size = name ? strlen(name) + 1 : 0;
-    char *kept = name ? take(objects, size) : NULL;
-    return kept ? memcpy(kept, name, size) : NULL;
+    char *entry = name ? allocate(objects, size) : NULL;
+    return entry ? memcpy(entry, name, size) : NULL;
 }
 
 // The table
@@ -149,12 +149,12 @@ static void drop_one(struct objects *objects, struct object *object) {
         *at = object->sibling;
     }
     if (object->name)
-        give(objects, object->name, strlen(object->name) + 1);
-    for (struct kept *kept = object->properties, *next; kept; kept = next) {
-        next = kept->next;
-        if (kept->property.what == PROPERTY_NODES)
-            munmap((void *)kept->property.value, kept->property.size);
-        give(objects, kept, sizeof(*kept) + (kept->property.name ? strlen(kept->name) + 1 : 0));
+        release_piece(objects, object->name, strlen(object->name) + 1);
+    for (struct entry *entry = object->properties, *next; entry; entry = next) {
+        next = entry->next;
+        if (entry->property.what == PROPERTY_NODES)
+            munmap((void *)entry->property.value, entry->property.size);
+        release_piece(objects, entry, sizeof(*entry) + (entry->property.name ? strlen(entry->name) + 1 : 0));
     }
     object->same_bucket = objects->spare;
     objects->spare = object;
@@ -254,7 +254,7 @@ struct reference hook_object_add(const struct object_facts *facts) {
         object->asked |= facts->asked;
     if (object && !object->name) {
         bool own = facts->name || facts->kind != OBJECT_FUNCTION || !parent;
-        object->name = keep_name(objects, own ? facts->name : parent->name);
+        object->name = copy_name(objects, own ? facts->name : parent->name);
     }
     return refer(object);
 }
@@ -372,28 +372,28 @@ static bool is_same_property(const struct property *one, const struct property *
 bool hook_object_set(uint64_t handle, const struct property *property) {
     LOCKED;
     struct object *object = find(objects, handle);
-    struct kept *kept = object ? object->properties : NULL;
-    while (kept && !is_same_property(&kept->property, property))
-        kept = kept->next;
-    if (kept) {
-        kept->property.value = property->value;
-        kept->property.size = property->size;
+    struct entry *entry = object ? object->properties : NULL;
+    while (entry && !is_same_property(&entry->property, property))
+        entry = entry->next;
+    if (entry) {
+        entry->property.value = property->value;
+        entry->property.size = property->size;
         return true;
     }
     size_t name = property->name ? strlen(property->name) + 1 : 0;
-    if (!object || !(kept = take(objects, sizeof(*kept) + name)))
+    if (!object || !(entry = allocate(objects, sizeof(*entry) + name)))
         return false;
-    kept->property = *property;
+    entry->property = *property;
     if (property->name)
-        kept->property.name = memcpy(kept->name, property->name, name);
-    kept->next = object->properties;
-    object->properties = kept;
+        entry->property.name = memcpy(entry->name, property->name, name);
+    entry->next = object->properties;
+    object->properties = entry;
     return true;
 }
 
 void hook_object_each(uint64_t handle, void (*see)(const struct property *property, void *with), void *with) {
     LOCKED;
     const struct object *object = find(objects, handle);
-    for (const struct kept *kept = object ? object->properties : NULL; kept; kept = kept->next)
-        see(&kept->property, with);
+    for (const struct entry *entry = object ? object->properties : NULL; entry; entry = entry->next)
+        see(&entry->property, with);
 }

@@ -39,20 +39,20 @@ static struct kept_origin *place_of(uint64_t node) {
     return at ? &hook_watched->origins[at] : NULL;
 }
 
-static void keep(uint64_t node, struct origin origin, uint64_t capture) {
-    static _Atomic bool said;
-    struct kept_origin *kept = place_of(node);
-    if (!kept && node && !atomic_exchange(&said, true))
+static void set_origin(uint64_t node, struct origin origin, uint64_t capture) {
+    static _Atomic bool warned;
+    struct kept_origin *entry = place_of(node);
+    if (!entry && node && !atomic_exchange(&warned, true))
         hook_say("graphs", "over 262,143 nodes", "where the others were created is not recorded");
-    if (!kept || (capture && kept->capture == capture))
+    if (!entry || (capture && entry->capture == capture))
         return;
-    kept->capture = capture;
-    kept->origin = origin;
+    entry->capture = capture;
+    entry->origin = origin;
 }
 
 struct origin hook_origin_of(uint64_t node) {
-    struct kept_origin *kept = place_of(node);
-    return kept ? kept->origin : (struct origin){0};
+    struct kept_origin *entry = place_of(node);
+    return entry ? entry->origin : (struct origin){0};
 }
 
 static struct origin origin_of(const struct frame *frame) {
@@ -110,7 +110,7 @@ void hook_copy_origins(const struct frame *frame, void *graph, void *made) {
     struct list from = list_nodes(graph), to = list_nodes(made);
     for (size_t i = 0; i < to.count; i++) {
         struct origin origin = from.count == to.count ? hook_origin_of(from.nodes[i]) : (struct origin){0};
-        keep(to.nodes[i], origin.call ? origin : otherwise, 0);
+        set_origin(to.nodes[i], origin.call ? origin : otherwise, 0);
     }
     drop(&from);
     drop(&to);
@@ -130,14 +130,14 @@ void hook_keep_captured(struct frame *frame) {
                      : get_capture_v2(stream, &status, &capture, NULL, &nodes, &count)) != CUDA_SUCCESS ||
         status != CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 || !nodes)
         return;
-    keep((uint64_t)nodes[0], origin_of(frame), capture);
+    set_origin((uint64_t)nodes[0], origin_of(frame), capture);
 }
 
 // cuGraphAddKernelNode(&node, graph, dependencies, count, params), and its variants
 void hook_on_node_made(struct frame *frame) {
     const uint64_t *node = (const uint64_t *)frame_arg(frame, 0);
     if (node && frame->thread)
-        keep(*node, origin_of(frame), 0);
+        set_origin(*node, origin_of(frame), 0);
 }
 
 void hook_on_child_made(struct frame *frame, void *graph) {

@@ -152,7 +152,7 @@ static void unlock(void) { pthread_mutex_unlock(&hook_watched->reading_python); 
 
 static bool find(const char *where) {
     static struct python found;
-    static const char *said;
+    static const char *reported;
     if (python)
         return true;
     struct linked linked = {0};
@@ -164,9 +164,9 @@ static bool find(const char *where) {
     found.runtime = (uintptr_t)runtime;
     found.code_type = (uintptr_t)hook_variable_in(&linked, "PyCode_Type");
     const char *why = read_layout(&linked, &found);
-    if (why && why != said)
+    if (why && why != reported)
         HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = hook_str(where), .text = hook_str(why));
-    said = why;
+    reported = why;
     if (why || !found.code_type)
         return false;
     python = &found;
@@ -215,9 +215,9 @@ static void *keep(const void *from, size_t size) {
             return NULL;
         python->arenas++, python->arena = made, python->arena_left = ARENA;
     }
-    void *kept = memcpy(python->arena, from, size);
+    void *copy = memcpy(python->arena, from, size);
     python->arena += size, python->arena_left -= size;
-    return kept;
+    return copy;
 }
 
 static size_t put_utf8(char *at, uint32_t c) {

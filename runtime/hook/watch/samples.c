@@ -58,7 +58,7 @@ static void say(const char *text) {
 // Targets
 
 static void open_event(struct target *target) {
-    static bool said;
+    static bool warned;
     struct perf_event_attr wanted = {
         .type = PERF_TYPE_SOFTWARE,
         .size = sizeof(wanted),
@@ -72,14 +72,14 @@ static void open_event(struct target *target) {
     void *ring = target->event < 0 ? MAP_FAILED
                                    : mmap(NULL, RING, PROT_READ | PROT_WRITE, MAP_SHARED, target->event, 0);
     target->ring = ring == MAP_FAILED ? NULL : ring;
-    if (!target->ring && !said && (said = true))
+    if (!target->ring && !warned && (warned = true))
         say("the system forbids perf events: where native code runs isn't known");
 }
 
 static struct target *open_target(uint32_t tid) {
-    static bool said;
+    static bool warned;
     if (target_count == MOST) {
-        if (!said && (said = true))
+        if (!warned && (warned = true))
             say("more than 128 threads: the others aren't sampled");
         return NULL;
     }

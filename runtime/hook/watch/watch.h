@@ -91,7 +91,7 @@ enum note_kind {
     NOTE_REASON,      // struct reason: why a launch has no probes
     NOTE_DRAINS_HELD, // nothing more
     NOTE_REPLAY,      // struct prepared: the graph that is launched
-    NOTE_DRESSED,     // struct dressed: the graph that has probes while the driver reads it
+    NOTE_INSERTION,   // struct insertion: probes in a graph while the driver reads it
     NOTE_CHANGED,     // struct changed: a node of an executable graph
     NOTE_UNPACKED,    // struct unpacked: a node of a graph
     NOTE_TIMED,       // struct timed_graph: the graph that is launched
@@ -213,7 +213,7 @@ struct graph_node {
     void *handle;
     int type;
     unsigned depth;                 // how many nodes enclose it
-    bool sure;                      // it runs once; false inside a conditional node's body
+    bool unconditional;             // it runs once; false inside a conditional node's body
     CUDA_KERNEL_NODE_PARAMS kernel; // a kernel node's; all zero if the driver doesn't say
 };
 
@@ -305,7 +305,7 @@ typedef gpt_object *gpt_vectorcall(gpt_object *, gpt_object *const *, size_t, gp
 struct gpt_python {
     gpt_vectorcall *vectorcall;                                         // Python's own
     void (*set_vectorcall)(gpt_object *, gpt_vectorcall *);             // PyFunction_SetVectorcall, or NULL
-    void (*take)(gpt_object *);                                         // Py_IncRef
+    void (*add_reference)(gpt_object *);                                // Py_IncRef
     void (*drop)(gpt_object *);                                         // Py_DecRef
     gpt_object *(*get_attribute)(gpt_object *, gpt_object *);           // PyObject_GetAttr
     gpt_object *(*call)(gpt_object *, ...);                             // PyObject_CallFunctionObjArgs
@@ -762,7 +762,7 @@ struct watched {
     struct map nodes;               // indexes into `origins`, see origins.c
     _Atomic uint64_t origins_used;
     struct kept_origin origins[MAP_ENTRIES];
-    _Atomic uint32_t said;
+    _Atomic uint32_t reported;
     pthread_mutex_t timing; // guards the table of graphs whose nodes are timed
     struct timed_graph *timed_graphs[TIMED_BUCKETS];
 };

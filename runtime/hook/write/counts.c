@@ -164,7 +164,8 @@ struct launch_counts hook_count_launches(void) {
 
 // -- Launches without probes -----------------------------------------------
 //
-// One list for all threads. Most kernels have one reason, which comes first.
+// All threads share a hash table with an entry for each kernel and reason. There are far fewer launches
+// without probes than calls, and most kernels have a single reason, so this is fast enough.
 
 enum { BUCKETS = 1 << 12 };
 

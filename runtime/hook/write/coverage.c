@@ -15,7 +15,7 @@ enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256, FEWEST
 
 // The reasons for which launches ran without probes. Only the first few are kept, since there are hardly ever
 // more.
-static struct met {
+static struct total {
     char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
     double time;
@@ -31,9 +31,9 @@ static struct kernel {
 } *kernels;
 static struct kernel_reason {
     uint64_t number, launches;
-    struct met *met;
-} *parts;
-static size_t room, kernel_count, part_count, part_room;
+    struct total *reason;
+} *by_kernel;
+static size_t room, kernel_count, by_kernel_count, by_kernel_room;
 
 static struct kernel *find_place(uint64_t number) {
     uint64_t at = number * 0x9e3779b97f4a7c15u >> 16;
@@ -61,68 +61,69 @@ static struct kernel *find_kernel(uint64_t number) {
     return kernel;
 }
 
-static void add_part(uint64_t number, struct met *met, uint64_t launches) {
+static void add_to_kernel(uint64_t number, struct total *total, uint64_t launches) {
     struct kernel *kernel = launches ? find_kernel(number) : NULL;
-    if (part_count == part_room) {
-        size_t more = part_room ? 2 * part_room : FEWEST_KERNELS;
-        struct kernel_reason *larger = realloc(parts, more * sizeof(*larger));
+    if (by_kernel_count == by_kernel_room) {
+        size_t more = by_kernel_room ? 2 * by_kernel_room : FEWEST_KERNELS;
+        struct kernel_reason *larger = realloc(by_kernel, more * sizeof(*larger));
         if (!larger)
             return;
-        parts = larger, part_room = more;
+        by_kernel = larger, by_kernel_room = more;
     }
     if (!kernel)
         return;
     kernel->launches += launches;
-    parts[part_count++] = (struct kernel_reason){number, launches, met};
+    by_kernel[by_kernel_count++] = (struct kernel_reason){number, launches, total};
 }
 
 static void share_times(void) {
-    for (size_t i = 0; i < part_count; i++) {
-        const struct kernel *kernel = find_place(parts[i].number);
-        parts[i].met->time += (double)kernel->time * (double)parts[i].launches / (double)kernel->launches;
+    for (size_t i = 0; i < by_kernel_count; i++) {
+        const struct kernel *kernel = find_place(by_kernel[i].number);
+        by_kernel[i].reason->time +=
+            (double)kernel->time * (double)by_kernel[i].launches / (double)kernel->launches;
     }
 }
 
 // The text and the advice that the user sees for each code.
-static const struct told {
+static const struct explanation {
     const char *code, *text, *advice;
-} table[] = {
+} explanations[] = {
 #define X(code, text, advice) {#code, text, advice},
     GPT_REASONS(X)
 #undef X
 };
 
 // Return NULL for a code that a newer stage has added.
-static const struct told *look_up(const char *code) {
-    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
-        if (!strcmp(code, table[i].code))
-            return &table[i];
+static const struct explanation *find_explanation(const char *code) {
+    for (size_t i = 0; i < sizeof(explanations) / sizeof(*explanations); i++)
+        if (!strcmp(code, explanations[i].code))
+            return &explanations[i];
     return NULL;
 }
 
 // Write a reason as str() does in gpt/stream/reasons.py.
-static void write_reason(const struct met *met, char *text, size_t size) {
-    const struct told *told = look_up(met->code);
-    bool other = !strcmp(met->code, "other") && *met->detail;
+static void write_reason(const struct total *total, char *text, size_t size) {
+    const struct explanation *explanation = find_explanation(total->code);
+    bool other = !strcmp(total->code, "other") && *total->detail;
     snprintf(text, size, "%.200s%s%.255s",
-             other  ? ""
-             : told ? told->text
-                    : met->code,
-             other || !*met->detail ? "" : ": ", met->detail);
+             other         ? ""
+             : explanation ? explanation->text
+                           : total->code,
+             other || !*total->detail ? "" : ": ", total->detail);
 }
 
 void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches) {
-    struct met added = {.launches = launches}, *met = reasons;
+    struct total added = {.launches = launches}, *total = reasons;
     snprintf(added.code, sizeof(added.code), "%s", code);
     snprintf(added.detail, sizeof(added.detail), "%s", detail);
-    while (met < reasons + MOST_REASONS && met->launches &&
-           (strcmp(met->code, added.code) || strcmp(met->detail, added.detail)))
-        met++;
-    if (met < reasons + MOST_REASONS) {
-        added.launches += met->launches;
-        *met = added;
+    while (total < reasons + MOST_REASONS && total->launches &&
+           (strcmp(total->code, added.code) || strcmp(total->detail, added.detail)))
+        total++;
+    if (total < reasons + MOST_REASONS) {
+        added.launches += total->launches;
+        *total = added;
     }
-    add_part(kernel, met, launches);
+    add_to_kernel(kernel, total, launches);
 }
 
 void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration) {
@@ -133,7 +134,7 @@ void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration) {
 }
 
 static int by_time(const void *one, const void *other) {
-    const struct met *a = one, *b = other;
+    const struct total *a = one, *b = other;
     return a->time != b->time ? (a->time < b->time) - (a->time > b->time)
                               : (a->launches < b->launches) - (a->launches > b->launches);
 }
@@ -182,11 +183,11 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
         snprintf(line + size, sizeof(line) - (size_t)size, ", and more: gpt-analyze summary has all");
     gpt_write_line(line);
     for (size_t i = 0; i < SHOWN && reasons[i].launches; i++) {
-        const struct told *told = look_up(reasons[i].code);
-        if (!told || !*told->advice || !strcmp(told->code, "other") ||
-            (i && !strcmp(told->code, reasons[0].code)))
+        const struct explanation *explanation = find_explanation(reasons[i].code);
+        if (!explanation || !*explanation->advice || !strcmp(explanation->code, "other") ||
+            (i && !strcmp(explanation->code, reasons[0].code)))
             continue;
-        snprintf(line, sizeof(line), "gpt-hook: %s: %s", told->text, told->advice);
+        snprintf(line, sizeof(line), "gpt-hook: %s: %s", explanation->text, explanation->advice);
         gpt_write_line(line);
     }
 }

@@ -31,7 +31,7 @@
 #endif
 
 // Descriptors that stay open across a fork.
-static struct kept {
+static struct open_file {
     _Atomic int number; // its descriptor, unless the program has replaced it
     dev_t device;
     ino_t inode;
@@ -39,7 +39,7 @@ static struct kept {
 
 // The descriptor to use in a thread with a separate descriptor table; 0 if the thread shares the table of the
 // process.
-static TLS int apart;
+static TLS int own_number;
 
 int hook_open_file(const char *path) {
     int file;
@@ -49,14 +49,14 @@ int hook_open_file(const char *path) {
     return file;
 }
 
-static bool is_kept(const struct kept *kept, int file, const struct stat *found) {
-    return file >= 0 && found->st_dev == kept->device && found->st_ino == kept->inode;
+static bool is_same_file(const struct open_file *open_file, int file, const struct stat *found) {
+    return file >= 0 && found->st_dev == open_file->device && found->st_ino == open_file->inode;
 }
 
-static bool is_ours(int file, const struct stat *found) { return is_kept(&opened, file, found); }
+static bool is_ours(int file, const struct stat *found) { return is_same_file(&opened, file, found); }
 
 // Move a descriptor to a number above the program's own files.
-static int keep_open(int file) {
+static int move_up(int file) {
     struct rlimit limit;
     bool small = getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur <= 1024;
     int high = fcntl(file, F_DUPFD_CLOEXEC, small ? (int)(limit.rlim_cur / 4 * 3) : 1000);
@@ -66,23 +66,23 @@ static int keep_open(int file) {
     return high;
 }
 
-static void keep(struct kept *kept, int file, const struct stat *found) {
-    kept->device = found->st_dev;
-    kept->inode = found->st_ino;
-    atomic_store(&kept->number, keep_open(file));
+static void set_file(struct open_file *open_file, int file, const struct stat *found) {
+    open_file->device = found->st_dev;
+    open_file->inode = found->st_ino;
+    atomic_store(&open_file->number, move_up(file));
 }
 
 void hook_keep_file(int file, const struct stat *found) {
     struct stat lock;
     char path[PATH_MAX + 16];
-    keep(&opened, file, found);
+    set_file(&opened, file, found);
     if (!hook_folder)
         return;
     snprintf(path, sizeof(path), "%s/%s", hook_folder, FOLDER_LOCK);
     if ((file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         return; // we can't open it, so we don't know whether the helper lives
     if (!fstat(file, &lock))
-        keep(&helper, file, &lock);
+        set_file(&helper, file, &lock);
     else
         close(file);
 }
@@ -92,7 +92,8 @@ void hook_keep_file(int file, const struct stat *found) {
 static bool is_left(void) {
     struct stat found;
     int file = atomic_load(&helper.number);
-    return helper.inode && !fstat(file, &found) && is_kept(&helper, file, &found) && folder_is_left(file);
+    return helper.inode && !fstat(file, &found) && is_same_file(&helper, file, &found) &&
+           folder_is_left(file);
 }
 
 // Not inlined, because a process that ends on a small stack has no room for a path buffer.
@@ -117,7 +118,7 @@ bool hook_is_unread(void) {
 // Return the file's descriptor, reopening it if needed; -1 with errno set if that fails.
 static int find_file(void) {
     struct stat found;
-    int file = apart ? apart : atomic_load(&opened.number);
+    int file = own_number ? own_number : atomic_load(&opened.number);
     if (fstat(file, &found) || !is_ours(file, &found)) {
         int again = hook_open_file(hook_live->path);
         if (again < 0)
@@ -127,9 +128,9 @@ static int find_file(void) {
             errno = ESTALE; // another file has that name now
             return -1;
         }
-        again = keep_open(again);
-        if (apart)
-            file = apart = again;
+        again = move_up(again);
+        if (own_number)
+            file = own_number = again;
         else if (atomic_compare_exchange_strong(&opened.number, &file, again))
             file = again;
         else
@@ -141,19 +142,19 @@ static int find_file(void) {
     return -1;
 }
 
-int hook_keep_apart(void) { return apart = find_file(); }
+int hook_keep_apart(void) { return own_number = find_file(); }
 
-static void close_kept(struct kept *kept) {
+static void close_unless_replaced(struct open_file *open_file) {
     struct stat found;
-    int file = atomic_load(&kept->number);
-    if (kept->inode && !fstat(file, &found) && is_kept(kept, file, &found))
+    int file = atomic_load(&open_file->number);
+    if (open_file->inode && !fstat(file, &found) && is_same_file(open_file, file, &found))
         close(file);
-    kept->inode = 0;
+    open_file->inode = 0;
 }
 
 void hook_close_file(void) {
-    close_kept(&opened);
-    close_kept(&helper);
+    close_unless_replaced(&opened);
+    close_unless_replaced(&helper);
 }
 
 // Chunks

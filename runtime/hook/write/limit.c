@@ -31,8 +31,8 @@ enum { SMALL = 16 << 10 };                                     // bytes of a chu
 
 struct written {
     _Atomic uint64_t bytes;
-    _Atomic uint32_t stopped; // processes that reached the limit
-    _Atomic uint32_t said[2]; // somebody has announced that the limit is reached, and that it's used up
+    _Atomic uint32_t stopped;      // processes that reached the limit
+    _Atomic uint32_t announced[2]; // somebody has announced that the limit is reached, and that it's used up
 };
 
 static uint64_t most;    // the limit; 0 for none
@@ -41,7 +41,7 @@ static const char *path; // the file's path
 static pid_t root;
 static struct written *_Atomic written;
 _Atomic bool hook_limit_is_reached;
-static _Atomic bool untold; // the trace doesn't say yet that the limit was reached
+static _Atomic bool unwritten; // the trace doesn't say yet that the limit was reached
 static void (*stop)(void);
 
 void hook_limit_setup(void (*stop_recording)(void)) {
@@ -103,8 +103,8 @@ static void reach(struct written *all) {
     if (atomic_exchange(&hook_limit_is_reached, true))
         return;
     stop();
-    atomic_store(&untold, true);
-    if (!atomic_exchange(&all->said[0], 1))
+    atomic_store(&unwritten, true);
+    if (!atomic_exchange(&all->announced[0], 1))
         gpt_write_line(
             "gpt-hook: warning: --max-disk is reached: from now on, calls and buffers of this run aren't "
             "recorded");
@@ -138,10 +138,10 @@ bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
         .count = 1,
         .what = GPT_STR("process"),
         .reason = GPT_STR("--max-disk was reached; what it did after that isn't recorded")};
-    if (!atomic_exchange(&untold, false))
+    if (!atomic_exchange(&unwritten, false))
         return false;
     if (!gpt_pack_recording(&records, &off) || !gpt_pack_dropped(&records, &dropped)) {
-        atomic_store(&untold, true); // in the next chunk
+        atomic_store(&unwritten, true); // in the next chunk
         return false;
     }
     *buffer = records;
@@ -150,7 +150,7 @@ bool hook_tell_limit(struct gpt_packer *buffer, uint64_t now) {
 
 const char *hook_limit_fault(void) {
     struct written *all = atomic_load(&written);
-    return all && atomic_exchange(&all->said[1], 1) ? NULL : "--max-disk is used up";
+    return all && atomic_exchange(&all->announced[1], 1) ? NULL : "--max-disk is used up";
 }
 
 uint64_t hook_limit_stopped(void) {

@@ -15,18 +15,18 @@ const struct reason hook_reasons[] = {
 
 const char *hook_keep_text(const char *text) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct kept {
-        struct kept *next;
+    static struct entry {
+        struct entry *next;
         char text[];
-    } *kept;
+    } *entry;
     pthread_mutex_lock(&lock);
-    struct kept *at = kept;
+    struct entry *at = entry;
     while (at && strcmp(at->text, text))
         at = at->next;
     if (!at && (at = malloc(sizeof(*at) + strlen(text) + 1))) {
         strcpy(at->text, text);
-        at->next = kept;
-        kept = at;
+        at->next = entry;
+        entry = at;
     }
     pthread_mutex_unlock(&lock);
     return at ? at->text : NULL;
@@ -34,20 +34,20 @@ const char *hook_keep_text(const char *text) {
 
 const struct reason *hook_make_reason(const char *code, const char *detail) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct kept {
-        struct kept *next;
+    static struct entry {
+        struct entry *next;
         struct reason reason;
-    } *kept;
+    } *entry;
     code = hook_keep_text(code), detail = hook_keep_text(detail);
     if (!code || !detail)
         return WHY(no_memory);
     pthread_mutex_lock(&lock);
-    struct kept *at = kept;
+    struct entry *at = entry;
     while (at && (at->reason.code != code || at->reason.detail != detail))
         at = at->next;
     if (!at && (at = malloc(sizeof(*at)))) {
-        *at = (struct kept){kept, {code, *detail ? detail : NULL}};
-        kept = at;
+        *at = (struct entry){entry, {code, *detail ? detail : NULL}};
+        entry = at;
     }
     pthread_mutex_unlock(&lock);
     return at ? &at->reason : WHY(no_memory);

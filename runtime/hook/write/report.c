@@ -168,10 +168,10 @@ static bool has_error(bool *opened) {
 }
 
 void hook_report(void) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
+    static atomic_flag reported = ATOMIC_FLAG_INIT;
     int before = errno;
     bool opened;
-    if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&said))
+    if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&reported))
         return;
     HOOK_HOLD_SIGNALS;
     loss.kind =
@@ -289,7 +289,7 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
 }
 
 // Read a note and remove its file. Returns false if there was no such note.
-static bool take(enum loss loss, struct note *note) {
+static bool read_note(enum loss loss, struct note *note) {
     char path[PATH_MAX];
     if (!notes)
         return false;
@@ -308,7 +308,7 @@ enum loss hook_take_loss(char *text, size_t size) {
     enum loss found = LOSS_NONE;
     for (enum loss loss = LOSS_DROPPED; loss > LOSS_NONE; loss--) {
         struct note note;
-        if (!take(loss, &note) || found)
+        if (!read_note(loss, &note) || found)
             continue;
         found = loss;
         describe(loss, &note, text, size);

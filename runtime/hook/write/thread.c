@@ -142,24 +142,24 @@ bool hook_start_thread(void *(*work)(void *)) {
 enum { UNSHARE = 2 }; // CLOSE_RANGE_UNSHARE
 
 // Used on kernels without close_range (before 5.9), or if a system call filter rejects it.
-static bool close_each(int kept) {
+static bool close_each(int except) {
     DIR *files = syscall(SYS_unshare, CLONE_FILES) ? NULL : opendir("/proc/thread-self/fd");
     if (!files)
         return false;
     for (struct dirent *entry; (entry = readdir(files));) {
         int file = atoi(entry->d_name);
-        if (*entry->d_name != '.' && file != kept && file != dirfd(files))
+        if (*entry->d_name != '.' && file != except && file != dirfd(files))
             close(file);
     }
     closedir(files);
     return true;
 }
 
-bool hook_own_files(int kept) {
-    if (syscall(SYS_close_range, kept + 1, ~0u, UNSHARE))
-        return close_each(kept);
-    if (kept > 0)
-        syscall(SYS_close_range, 0, kept - 1, 0);
+bool hook_own_files(int except) {
+    if (syscall(SYS_close_range, except + 1, ~0u, UNSHARE))
+        return close_each(except);
+    if (except > 0)
+        syscall(SYS_close_range, 0, except - 1, 0);
     return true;
 }
 

@@ -394,7 +394,7 @@ bool hook_use_chunk(struct thread *thread, struct mapped chunk);     // false wi
 struct mapped hook_next_chunk(struct thread *thread, uint32_t size); // has at least this size
 bool hook_start_thread(void *(*work)(void *));                       // starts a thread of ours in the program
 // Give a thread of ours a separate descriptor table, which keeps only this one of the program's descriptors.
-bool hook_own_files(int kept);
+bool hook_own_files(int except);
 void hook_make_spare(struct thread *thread); // inside a call that is slow anyway
 
 // Records, written into the thread's chunk.

@@ -1,5 +1,5 @@
-// Switches between the stacks of lanes with the C library, which makes a system call for the signal mask each
-// time.
+// Switches between the stacks of lanes, using the C library. That's slow, because each switch makes a system
+// call for the signal mask.
 
 #include <ucontext.h>
 
@@ -17,8 +17,9 @@ static void begin(unsigned run_high, unsigned run_low, unsigned high, unsigned l
     ((void (*)(struct worker *))pointer(run_high, run_low))(pointer(high, low));
 }
 
-// Keep the context at the top of the stack that it belongs to. When a lane ends, the code that prepares its
-// stack for the next lane still runs on that stack, further down, and must not overwrite its own frames.
+// Prepare a stack. Its context is stored at the top of the stack itself. When a lane ends, the code that
+// prepares its stack for the next lane still runs on that stack, further down, so it mustn't overwrite its
+// own frames.
 void *sim_prepare_stack(unsigned char *top, void (*run)(struct worker *), struct worker *worker) {
     enum {
         ROOM = (sizeof(ucontext_t) + 63) / 64 * 64,

@@ -1,13 +1,13 @@
-// Walks a stack with the exception tables (.eh_frame, found by .eh_frame_hdr) that every library on x86-64
-// has, with frame pointers or without.
+// Walks the stack of a thread. It needs no frame pointers: every library on x86-64 has exception tables
+// (.eh_frame, found through .eh_frame_hdr), which say for each address how to find the caller's frame.
 //
-// Neither libgcc's unwinder nor backtrace(3) is used: both believe what they read, may take locks and
-// allocate. Here everything is read through the kernel (memory.c), so neither a wrong table nor an odd stack
-// can do harm, and an address's library is found without locks (_dl_find_object, glibc 2.35). The rule for an
-// address is cached in one word, so later stacks only need a table look-up and a window of stack memory.
+// We don't use libgcc's unwinder or backtrace(3), because they trust the tables and the stack, and may take
+// locks and allocate memory. Here, everything is read through the kernel (memory.c), so a wrong table or a
+// corrupt stack does no harm, and libraries are found without locks (_dl_find_object, glibc 2.35). The rule
+// for an address is cached in one word, so the next stack with that address needs no table.
 //
-// A stack ends where there is no table (as in code generated at run time), where this file doesn't support
-// the rule (as in a signal frame), and at the start of a thread.
+// A stack ends where there's no table (code generated at run time), where this file doesn't support the rule
+// (a signal frame), or where the thread began.
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -96,7 +96,7 @@ struct context {
     uint64_t pc, sp, rbp;
 };
 
-// To the caller.
+// Go to the frame of the caller. Returns false if there's none.
 static bool step(struct context *context, struct window *window) {
     struct rule rule = find_rule(context->pc - 1);
     uint64_t cfa = rule.how == FROM_RSP ? context->sp : context->rbp, base = context->rbp;
@@ -150,7 +150,7 @@ struct bytes {
     bool bad;
 };
 
-static uint64_t take(struct bytes *bytes, unsigned size) {
+static uint64_t read_value(struct bytes *bytes, unsigned size) {
     uint64_t value = 0;
     if ((size_t)(bytes->end - bytes->at) < size) {
         bytes->bad = true;
@@ -161,18 +161,18 @@ static uint64_t take(struct bytes *bytes, unsigned size) {
     return value;
 }
 
-static uint64_t take_leb(struct bytes *bytes, bool is_signed) {
+static uint64_t read_leb(struct bytes *bytes, bool is_signed) {
     uint64_t value = 0, byte = 0x80;
     unsigned shift = 0;
     for (; byte & 0x80 && shift < 64; shift += 7)
-        value |= ((byte = take(bytes, 1)) & 0x7f) << shift;
+        value |= ((byte = read_value(bytes, 1)) & 0x7f) << shift;
     if (is_signed && byte & 0x40 && shift < 64)
         value |= ~0ull << shift;
     return value;
 }
 
-static int64_t take_scaled(struct bytes *bytes, bool is_signed, int64_t by) {
-    return (int64_t)(take_leb(bytes, is_signed) * (uint64_t)by);
+static int64_t read_scaled(struct bytes *bytes, bool is_signed, int64_t by) {
+    return (int64_t)(read_leb(bytes, is_signed) * (uint64_t)by);
 }
 
 static void skip(struct bytes *bytes, uint64_t size) {
@@ -204,24 +204,24 @@ struct common { // a CIE's contents
 
 static struct common read_common(struct bytes *bytes) {
     struct common common = {0};
-    uint64_t zero = take(bytes, 4), version = take(bytes, 1);
+    uint64_t zero = read_value(bytes, 4), version = read_value(bytes, 1);
     char text[8] = "";
     for (size_t i = 0; i < sizeof(text); i++)
-        if (!(text[i] = (char)take(bytes, 1)))
+        if (!(text[i] = (char)read_value(bytes, 1)))
             break;
     bytes->bad |= zero != 0 || (version != 1 && version != 3) || text[7] || (*text && *text != 'z');
     if (bytes->bad)
         return common;
-    common.code = take_leb(bytes, false);
-    common.data = (int64_t)take_leb(bytes, true);
-    uint64_t of_return = version == 1 ? take(bytes, 1) : take_leb(bytes, false);
+    common.code = read_leb(bytes, false);
+    common.data = (int64_t)read_leb(bytes, true);
+    uint64_t of_return = version == 1 ? read_value(bytes, 1) : read_leb(bytes, false);
     bytes->bad |= of_return != RETURN;
     common.augmented = *text == 'z';
-    uint64_t size = common.augmented ? take_leb(bytes, false) : 0;
+    uint64_t size = common.augmented ? read_leb(bytes, false) : 0;
     struct bytes more = *bytes;
     skip(bytes, size);
     for (const char *c = text + 1; common.augmented && *c; c++) {
-        unsigned encoding = *c == 'S' ? 0 : (unsigned)take(&more, 1);
+        unsigned encoding = *c == 'S' ? 0 : (unsigned)read_value(&more, 1);
         if (*c == 'R')
             common.encoding = encoding;
         else if (*c == 'P')
@@ -233,14 +233,14 @@ static struct common read_common(struct bytes *bytes) {
 
 // Read an expression: DW_OP_breg6, alone or followed by DW_OP_deref.
 static bool read_expression(struct bytes *bytes, bool loads, int64_t *distance) {
-    uint64_t size = take_leb(bytes, false);
+    uint64_t size = read_leb(bytes, false);
     struct bytes inside = *bytes;
     skip(bytes, size);
     inside.end = bytes->at;
-    if (bytes->bad || take(&inside, 1) != 0x70 + RBP)
+    if (bytes->bad || read_value(&inside, 1) != 0x70 + RBP)
         return false;
-    *distance = (int64_t)take_leb(&inside, true);
-    return (!loads || take(&inside, 1) == 0x06) && !inside.bad && inside.at == inside.end;
+    *distance = (int64_t)read_leb(&inside, true);
+    return (!loads || read_value(&inside, 1) == 0x06) && !inside.bad && inside.at == inside.end;
 }
 
 struct machine {
@@ -284,24 +284,24 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
     case 0x02: // advance_loc1, 2, 4
     case 0x03:
     case 0x04:
-        machine->location += take(bytes, 1u << (op - 2)) * machine->common->code;
+        machine->location += read_value(bytes, 1u << (op - 2)) * machine->common->code;
         break;
     case 0x05: // offset_extended
-        of = take_leb(bytes, false);
-        set_place(machine, of, AT_CFA, take_scaled(bytes, false, data));
+        of = read_leb(bytes, false);
+        set_place(machine, of, AT_CFA, read_scaled(bytes, false, data));
         break;
     case 0x06: // restore_extended
-        restore(machine, take_leb(bytes, false));
+        restore(machine, read_leb(bytes, false));
         break;
     case 0x07: // undefined
-        set_place(machine, take_leb(bytes, false), LOST, 0);
+        set_place(machine, read_leb(bytes, false), LOST, 0);
         break;
     case 0x08: // same_value
-        set_place(machine, take_leb(bytes, false), UNCHANGED, 0);
+        set_place(machine, read_leb(bytes, false), UNCHANGED, 0);
         break;
     case 0x09: // register
-        of = take_leb(bytes, false);
-        take_leb(bytes, false);
+        of = read_leb(bytes, false);
+        read_leb(bytes, false);
         set_place(machine, of, LOST, 0);
         break;
     case 0x0a: // remember_state
@@ -315,14 +315,14 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
             machine->now = machine->remembered[--machine->depth];
         break;
     case 0x0c: // def_cfa
-        of = take_leb(bytes, false);
-        set_cfa(machine, of, (int64_t)take_leb(bytes, false));
+        of = read_leb(bytes, false);
+        set_cfa(machine, of, (int64_t)read_leb(bytes, false));
         break;
     case 0x0d: // def_cfa_register
-        set_cfa(machine, take_leb(bytes, false), machine->now.distance);
+        set_cfa(machine, read_leb(bytes, false), machine->now.distance);
         break;
     case 0x0e: // def_cfa_offset
-        set_cfa(machine, cfa_register(machine), (int64_t)take_leb(bytes, false));
+        set_cfa(machine, cfa_register(machine), (int64_t)read_leb(bytes, false));
         break;
     case 0x0f: // def_cfa_expression
         machine->now.how =
@@ -330,27 +330,27 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
         machine->now.distance = (int32_t)distance;
         break;
     case 0x10: // expression
-        of = take_leb(bytes, false);
+        of = read_leb(bytes, false);
         set_place(machine, of, read_expression(bytes, false, &distance) ? AT_RBP : LOST, distance);
         break;
     case 0x11: // offset_extended_sf
-        of = take_leb(bytes, false);
-        set_place(machine, of, AT_CFA, take_scaled(bytes, true, data));
+        of = read_leb(bytes, false);
+        set_place(machine, of, AT_CFA, read_scaled(bytes, true, data));
         break;
     case 0x12: // def_cfa_sf
-        of = take_leb(bytes, false);
-        set_cfa(machine, of, take_scaled(bytes, true, data));
+        of = read_leb(bytes, false);
+        set_cfa(machine, of, read_scaled(bytes, true, data));
         break;
     case 0x13: // def_cfa_offset_sf
-        set_cfa(machine, cfa_register(machine), take_scaled(bytes, true, data));
+        set_cfa(machine, cfa_register(machine), read_scaled(bytes, true, data));
         break;
     case 0x16: // val_expression
-        of = take_leb(bytes, false);
-        skip(bytes, take_leb(bytes, false));
+        of = read_leb(bytes, false);
+        skip(bytes, read_leb(bytes, false));
         set_place(machine, of, LOST, 0);
         break;
     case 0x2e: // GNU_args_size
-        take_leb(bytes, false);
+        read_leb(bytes, false);
         break;
     default:
         machine->bad = true;
@@ -360,11 +360,11 @@ static void run_long(struct machine *machine, struct bytes *bytes, unsigned op) 
 // Run the instructions from the function's start up to the code at `until`.
 static void run_table(struct machine *machine, struct bytes *bytes, uint64_t until) {
     while (!machine->bad && !bytes->bad && bytes->at < bytes->end) {
-        unsigned op = (unsigned)take(bytes, 1), low = op & 0x3f;
+        unsigned op = (unsigned)read_value(bytes, 1), low = op & 0x3f;
         if (op >> 6 == 1)
             machine->location += low * machine->common->code;
         else if (op >> 6 == 2)
-            set_place(machine, low, AT_CFA, take_scaled(bytes, false, machine->common->data));
+            set_place(machine, low, AT_CFA, read_scaled(bytes, false, machine->common->data));
         else if (op >> 6 == 3)
             restore(machine, low);
         else
@@ -417,13 +417,13 @@ static struct rule read_rule(uintptr_t table, uint64_t address) {
     struct bytes entry = place ? copy_entry(place, of_entry, sizeof(of_entry)) : (struct bytes){.bad = true};
     if (entry.bad)
         return none;
-    struct bytes first = copy_entry(place + 4 - take(&entry, 4), of_common, sizeof(of_common));
+    struct bytes first = copy_entry(place + 4 - read_value(&entry, 4), of_common, sizeof(of_common));
     struct common common = first.bad ? (struct common){0} : read_common(&first);
     unsigned size = pointer_size(common.encoding);
-    take(&entry, size); // where the function begins
-    uint64_t length = take(&entry, size);
+    read_value(&entry, size); // where the function begins
+    uint64_t length = read_value(&entry, size);
     if (common.augmented)
-        skip(&entry, take_leb(&entry, false));
+        skip(&entry, read_leb(&entry, false));
     if (first.bad || entry.bad || address - begin >= length)
         return none;
     struct machine machine = {.now.how = NO_CFA, .common = &common};
