@@ -174,7 +174,7 @@ demo: $(READY) runtime snippets ## run a program on the simulated device, slim i
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
 
 # Compile the test files first: in a fresh clone, each pytest worker would compile all of them.
-test: $(READY) runtime snippets ## run the tests (ARGS="-k fatbin" for some): five minutes on two cores
+test: $(READY) runtime snippets ## run the tests (ARGS="-k fatbin" for some)
 	@echo "test: pytest"
 	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
 	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal -m "not full and not soak" $(ARGS)

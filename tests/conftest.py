@@ -13,11 +13,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import cuda, tiers
+from tests import cuda, loaded, tiers
 from tests.formats.samples import SAMPLES
 
-# Put the executables of the environment that runs the tests before the system's.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+# Put the executables of the environment that runs the tests before the system's. Small programs that ask a server to
+# fork come first; the fixture `cold` turns them off.
+places = loaded.install() / "bin", Path(sys.executable).parent
+loaded.runtime = places[0].parent / "gpt" / "_runtime"
+os.environ["PATH"] = os.pathsep.join([*map(str, places), os.environ.get("PATH", os.defpath)])
+os.environ[loaded.VARIABLE] = str(loaded.listen())
 
 # Most GPU code in the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
@@ -68,6 +72,12 @@ def compiled() -> None:
     cuda.compiled = tiers.ROOT / "build" / "compiled"
     cuda.compiled.mkdir(parents=True, exist_ok=True)
     cuda.forget()
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test start executables as users do, and not ask the server."""
+    monkeypatch.delenv(loaded.VARIABLE)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import pytest
 from gpt.stages.analyze import ANALYSES
 from gpt.stream import records, wire
 from gpt.stream.stage import FLUSH_BYTES
+from tests import loaded
 from tests.stages import tools
 
 TOP = Path(__file__).parents[1]
@@ -44,16 +45,12 @@ sys.exit(cli.run("gpt-test", command))
 """
 
 
-def argv(body, *args):
-    code = STAGE.format(body="\n    ".join(body.strip().splitlines()))
-    return [sys.executable, "-c", code, *args]
+def argv(body, *args, python=(sys.executable, "-c")):
+    return [*python, STAGE.format(body="\n    ".join(body.strip().splitlines())), *args]
 
 
 def run(body, *args, data=b"", **options):
-    options = {"input": data, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": TOP} | options
-    if "stdin" in options:
-        del options["input"]
-    return subprocess.run(argv(body, *args), timeout=60, check=False, **options)
+    return loaded.run(argv(body, *args, python=["python-c"]), data, cwd=TOP, **options)
 
 
 def read(data):
@@ -147,7 +144,7 @@ raise Fatal("bad")
 
 @pytest.mark.parametrize(("body", "said"), [(AT_EXIT, b""), (REPORTED, b"gpt-test: error: bad\n")])
 def test_a_signal_at_the_end_is_as_silent(body, said):
-    done = run(body)
+    done = subprocess.run(argv(body), cwd=TOP, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, said)
 
 

@@ -3,8 +3,9 @@
 Test tiers. `make test-full` adds downloads over 20 MB, corpora, long runs, and the rest of each matrix. `make soak`
 adds stress of the hook.
 
-All of `make test-full` takes about an hour on two cores, an eighth 7 minutes. So CI runs `make test-part`: a different
-eighth for each commit, and the tests of the files that the commit changed.
+All of `make test-full` takes several times as long as everything else in CI. So CI runs `make test-part`: a different
+eighth for each commit, and the tests of the files that the commit changed. A test whose rounds take minutes should be
+parametrized over parts, because the node id decides about the eighth.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gpt.stream import wire
-from tests import cuda
+from tests import cuda, loaded
 from tests.runtime import twins
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +33,8 @@ BASE = ("-std=gnu11", "-O0", "-g0", "-Wno-unused", f"-I{PROGRAMS}")  # what comp
 
 @cache
 def runtime() -> Path:
-    """Return the folder of the built runtime: GPT_RUNTIME, or else the checkout's."""
-    folder = Path(os.environ.get("GPT_RUNTIME", ROOT / "gpt" / "_runtime"))
+    """Return the folder of the built runtime: GPT_RUNTIME, or the one linked for pytest, or the checkout's."""
+    folder = Path(os.environ.get("GPT_RUNTIME") or loaded.runtime or ROOT / "gpt" / "_runtime")
     assert (folder / "gpt-hook").exists(), "not built: run 'make runtime'"
     return folder
 

@@ -50,8 +50,16 @@ def compile_kernels(out: Path, source: str) -> Path:
     """Compile kernels in C to an object of host code."""
     file = out.with_suffix(".c")
     file.write_text(f'#include "kernels.h"\n{source}')
-    folders = (f"-I{hooked.ROOT}/runtime", f"-I{hooked.ROOT}/tests/runtime")
-    cuda.c_compiler("-std=gnu11", "-O1", "-w", *hooked.SHARED, *folders, file, "-o", out)
+    flags = ("-std=gnu11", "-O1", "-w", *hooked.SHARED, f"-I{hooked.ROOT}/runtime", f"-I{hooked.ROOT}/tests/runtime")
+
+    def build() -> bytes:
+        cuda.c_compiler(*flags, file, "-o", out)
+        return out.read_bytes()
+
+    made = cuda.keep(("kernels", source, flags, os.environ.get("CC")), build)
+    out.unlink(missing_ok=True)
+    out.write_bytes(made)
+    out.chmod(0o755)
     return out
 
 

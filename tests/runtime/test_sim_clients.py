@@ -32,9 +32,6 @@ def same(found, expected):
 PROBES = ("-p", "gmem_bytes", "-p", "block_sched")
 
 
-with_probes = pytest.mark.parametrize("probes", [False, True], ids=["bare", "probes"])
-
-
 def install(packages: tuple[str, ...]) -> Path:
     """Return a folder with the packages, for PYTHONPATH; NVIDIA's compiler is the tests' own."""
     folder = CACHE / "-".join(package.replace("==", "-") for package in packages)
@@ -75,8 +72,7 @@ def play(tmp_path):
 
 
 @pytest.mark.full
-@with_probes
-def test_cuda_core(play, probes):
+def test_cuda_core(play):
     script = """
     from cuda.bindings import driver
     from cuda.core import Device, EventOptions, LaunchConfig, Program, ProgramOptions, launch
@@ -106,7 +102,7 @@ def test_cuda_core(play, probes):
     same(values, np.full(32, 8))
     buffer.close(stream)
     """
-    play(BINDINGS, script, probes)
+    play(BINDINGS, script, probes=True)
 
 
 @pytest.mark.full
@@ -120,8 +116,7 @@ def test_a_product_of_tinygrad(play):
 
 
 @pytest.mark.full
-@with_probes
-def test_tinygrad(play, probes):
+def test_tinygrad(play):
     play(
         TINYGRAD,
         """
@@ -169,15 +164,14 @@ def test_tinygrad(play, probes):
     optimizer.step()
     same(weight.numpy(), a[:4] - 0.1 * 2 * (b @ a[:4].T).T @ b / (40 * 4))
     """,
-        probes,
+        probes=True,
         DEV="CUDA:PTX",
         TRAINING="1",
     )
 
 
 @pytest.mark.full
-@with_probes
-def test_numba_cuda(play, probes):
+def test_numba_cuda(play):
     script = """
     from numba import cuda, float32
     assert "numba_cuda" in cuda.__file__
@@ -213,7 +207,7 @@ def test_numba_cuda(play, probes):
     managed[:] = 3
     same(cuda.to_device(np.array(managed)).copy_to_host(), np.full(8, 3))
     """
-    play(NUMBA, script, probes)
+    play(NUMBA, script, probes=True)
 
 
 @pytest.mark.full
@@ -313,10 +307,9 @@ SAXPY = """
 
 
 @pytest.mark.full
-@with_probes
-def test_triton(play, probes):
+def test_triton(play):
     script = """
     from tests.runtime import triton_kernels
     triton_kernels.main()
     """
-    play(TRITON, script, probes, PYTHONPATH=f"{install(TRITON)}:{hooked.ROOT}")
+    play(TRITON, script, probes=True, PYTHONPATH=f"{install(TRITON)}:{hooked.ROOT}")

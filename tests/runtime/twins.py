@@ -31,7 +31,7 @@ from gpt.probe.read.load import load_all
 from gpt.ptx.prune import pruned
 from gpt.ptx.scan import scan_module
 from gpt.stream.stage import Stage
-from tests import cuda
+from tests import cuda, loaded
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = b".nv.constant4"
@@ -91,12 +91,12 @@ class Folder:
 def make_launcher(folder: Path) -> Path:
     """Make a gpt-hook in a folder, with a pipeline that ends in this stage."""
     folder.mkdir()
+    places = loaded.install() / "bin"
     for name in STAGES:
-        (folder / name).symlink_to(ROOT / "bin" / name)
-    real, python = shlex.quote(str(ROOT / "bin" / "gpt-sass-probe")), shlex.quote(sys.executable)
+        (folder / name).symlink_to(places / name)
+    real, twins = (shlex.quote(str(places / name)) for name in ("gpt-sass-probe", "twins"))
     stage = folder / "gpt-sass-probe"
-    begin = f"#!/bin/bash\nset -o pipefail\nexport PYTHONPATH={shlex.quote(str(ROOT))}\n"
-    stage.write_text(f'{begin}{real} "$@" --original | {python} -m tests.runtime.twins "$@"\n')
+    stage.write_text(f'#!/bin/bash\nset -o pipefail\n{real} "$@" --original | {twins} "$@"\n')
     stage.chmod(0o755)
     shutil.copy(ROOT / "gpt" / "_runtime" / "gpt-hook", folder)
     return folder / "gpt-hook"
@@ -165,6 +165,11 @@ def _places(params: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(one["offset"], one["size"]) for one in params]
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Run the stage."""
     stage = Stage("twins")
-    sys.exit(stage.filter(Twins(stage, sys.argv[1:]).handle))
+    return stage.filter(Twins(stage, sys.argv[1:]).handle)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

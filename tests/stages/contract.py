@@ -24,5 +24,6 @@ def run(command, folder, data=b"", cold=False, **options):
     if command[0] in STAGES and not cold:
         return loaded.run(command, data, **options)
     options |= {} if "stdin" in options else {"input": data}
+    options["env"] = loaded.cold(options.get("env"))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.run(command, check=False, **pipes | options)

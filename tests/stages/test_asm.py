@@ -386,6 +386,7 @@ def status_of(process):
         process.kill()  # leaving Popen's block waits for the process
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
     path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
@@ -410,6 +411,7 @@ def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
                 time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("waits", ["for ptxas", "for its input"])
 def test_a_signal_that_another_thread_takes_ends_it_too(tmp_path, waits):
     """Python's own handler runs in the main thread, which a signal to another thread doesn't wake up."""

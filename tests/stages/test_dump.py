@@ -150,6 +150,7 @@ if not os.fork():
     assert time.monotonic() - began < 18
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.full
 def test_a_signal_ends_the_callback_too(tmp_path):
     text = f"#!/bin/sh\necho $$ >'{tmp_path}/pid'\nsleep 100"
@@ -220,6 +221,7 @@ def test_a_file_that_exists_stays(tmp_path):
     assert (tmp_path / "out.mp").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.full
 def test_the_stream_is_not_held_up_by_callbacks(tmp_path):
     """The reader gets the complete stream while callbacks are still running."""
@@ -245,6 +247,7 @@ def test_a_program_is_not_looked_for(tmp_path):
     assert done.stderr == b"gpt-dump: warning: true: not an absolute path; it is not run\n"
 
 
+@pytest.mark.usefixtures("cold")
 def test_the_folder_goes_also_if_it_is_killed(tmp_path):
     data = forge.pack(launches(1, script(tmp_path, "#!/bin/sh\nsleep 5", "hook")))
     env = os.environ | {"TMPDIR": str(tmp_path)}

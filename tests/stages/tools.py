@@ -70,6 +70,7 @@ def run(
             process = subprocess.Popen(
                 [*launcher, *map(str, command)],
                 stdin=stdin, stdout=out, stderr=err, cwd=cwd, pass_fds=[usage.fileno()], start_new_session=True,
+                env=loaded.cold() if measured else None,
             )  # fmt: skip
             try:
                 wait(process, timeout)
