@@ -112,9 +112,10 @@ class Derivation:
                 call = any(_name(text) == "CALL" for text in self.oracle.texts(seeds[number]) if text)
                 every[number] = Samples(sorted({*fields, *more}, key=_order), sizes, call, more, each=turn > 0)
             find_counts(self.oracle, [(every[number], seeds[number]) for number in left])
-            left = [number for number in left if every[number].unexplained]
+            # A text that names RZ or PT may just say so always. Turning bits, once, shows whether there's a field.
+            left = [number for number in left if every[number].unexplained or (every[number].unplaced and not turn)]
             for number in left:
-                words = _one_of_each(every[number].unexplained)
+                words = _one_of_each(every[number].unexplained or every[number].unplaced)
                 turned[number] = turned[number] + words
                 if turn:  # flipping those bits didn't make the text show the operand
                     hidden[number] += words

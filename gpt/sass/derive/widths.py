@@ -50,6 +50,7 @@ class Samples:
     modifiers: int = 0  # mask of the bits that aren't operands
     known: dict[int, tuple[tuple[int, int], ...] | None] = field(default_factory=dict)
     unexplained: list[Unexplained] = field(default_factory=list)
+    unplaced: list[Unexplained] = field(default_factory=list)  # texts that name RZ or PT, but no field is known for it
     queue: list[int] = field(default_factory=list)
     neighbours: list[tuple[int, int, int]] = field(default_factory=list)  # a bit, and two keys that differ in it
 
@@ -101,11 +102,18 @@ class Samples:
             for one, counts in zip(self.fields, shape, strict=True)
             for more in range(max(1, *counts))
         }
+        unplaced = ""
         for file, number in sorted(named):  # nvdisasm doesn't list UR0, but prints it
-            if (file, number) not in ours and number != (1 << self.sizes[file]) - 1:
+            if (file, number) in ours:
+                continue
+            if number == (1 << self.sizes[file]) - 1:
+                unplaced += f" names {file}, no register"
+            else:
                 left += f" names {file}{number}"
         if left:
             self.unexplained.append(Unexplained(word, effect.text, left))
+        elif unplaced:
+            self.unplaced.append(Unexplained(word, effect.text, unplaced))
         return tuple(shape)
 
 
