@@ -388,7 +388,7 @@ def test_patching_that_ended_before_the_new_file_took_its_name(library):
 @pytest.mark.parametrize(
     "number", first(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL), ids=lambda n: n.name
 )
-def test_a_signal_in_the_middle(sample, number, tmp_path):
+def test_a_signal_in_the_middle(sample, number, tmp_path, cold):
     """Nothing is left over, even after SIGKILL, and the old output is unchanged."""
     library = sample("large")
     data = kept(extract(library).out)

@@ -1,7 +1,7 @@
 // An executable of ours as tests run it: the server of tests/loaded.py forks a process that has imported the
 // package, and that process gets our arguments, environment, folder and standard streams. Signals are passed
-// on, and we end as it does. If there's no server, a stream is closed, or the server says that only a new
-// process will do, the executable in `real` runs.
+// on, and we end as it does. If there's no server, a stream is closed, other files are open, or the
+// server says that only a new process will do, the executable in `real` runs.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -134,10 +134,20 @@ static int receive(int server, int *number) {
     return size > 0;
 }
 
+// The process gets only the streams, so a pipe such as /dev/fd/63 needs the real executable.
+static bool has_other_files(void) {
+    for (int file = 3; file < 256; file++) {
+        int flags = fcntl(file, F_GETFD);
+        if (flags >= 0 && !(flags & FD_CLOEXEC))
+            return true;
+    }
+    return false;
+}
+
 int main(int argc, char **argv) {
     const char *path = getenv("TESTS_SERVER");
     bool open = fcntl(0, F_GETFD) >= 0 && fcntl(1, F_GETFD) >= 0 && fcntl(2, F_GETFD) >= 0;
-    int number, status, server = path && open ? send_request(path, argc, argv) : -1;
+    int number, status, server = path && open && !has_other_files() ? send_request(path, argc, argv) : -1;
     if (server < 0 || !receive(server, &number) || number <= 0)
         run_real(argv);
     process = number;

@@ -377,8 +377,17 @@ def test_the_library_defines_nothing_but_what_it_stands_in_for():
         *("posix_spawn", "posix_spawnp", "system", "popen"),
     }
     nvtx = {"InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
-    layers = ("layer", "layer_end", "layer_outside", "wrap_calls", "wrap_backward", "new_region", "stop_tagging")
-    called = nvtx | {f"gpt_hook_{name}" for name in ("tensor", "tensor_end", *layers)}
+    layers = (
+        "layer",
+        "layer_end",
+        "layer_outside",
+        "wrap_calls",
+        "wrap_backward",
+        "new_node_hook",
+        "new_region",
+        "stop_tagging",
+    )
+    called = nvtx | {f"gpt_hook_{name}" for name in ("tensor", "tensor_end", *layers, *wrappers)}
     assert {name for name in names if not name.startswith("cu")} == stands_in | called
 
 

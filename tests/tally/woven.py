@@ -73,7 +73,8 @@ def probe_file(name: str) -> ProbeFile:
 NEEDED = {  # a probe applies if the kernel does this
     "bank_conflict": "shared", "block_sched": "threads", "branch_divergence": "bra", "dmat": "accesses",
     "gmem_bytes": "accesses", "inst_latency": "loads", "program_progress": "bra", "sync_wait": "waits",
-    "tensorop_count": "operations", "value_range": "f32", "warp_progress": "operations", "warp_sched": "threads",
+    "tensorop_count": "operations", "value_range": "f32", "warp_progress": "operations", "warp_ranges": "waits",
+    "warp_sched": "threads",
 }  # fmt: skip
 
 
@@ -241,6 +242,13 @@ def check_warp_progress(case: Case, counts: Any, entries: Any) -> None:
     warps = case.launch.blocks * case.launch.warps
     if "operations" in case.totals:
         assert counts[0] * warps == case.totals["operations"] * -(-warps // SAMPLED), f"{counts[0]} operations"
+
+
+def check_warp_ranges(case: Case, counts: Any, entries: Any) -> None:
+    blocks = -(-case.launch.blocks // SAMPLED)
+    if "waits" in case.totals and not case.totals.get("async"):  # copies are waited for, too
+        assert counts[0] == 2 * case.totals["waits"] * blocks * case.launch.warps, f"{counts[0]} begins and ends"
+    assert (entries["unit"] // case.launch.warps % SAMPLED == 0).all()
 
 
 CHECKS = {name: globals()[f"check_{name}"] for name in PROBES}
