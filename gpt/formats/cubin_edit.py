@@ -144,7 +144,15 @@ class CubinEditor:
         symbols = self.symbols
         found = (symbols["info"] & 15 == STT_FUNC) & (symbols["other"] & STO_CUDA_ENTRY != 0) & (symbols["shndx"] != 0)
         numbers = np.flatnonzero(found)
+        self._check_sharing(symbols["shndx"][numbers])
         return self._numbers(int(self.original["link"][self.table]), numbers.tolist(), symbols["name"][numbers])
+
+    def _check_sharing(self, sections: np.ndarray) -> None:
+        """Raise CannotEdit if reading each kernel in these sections would take far more time than the file is long."""
+        sizes = np.where(self.in_file, self.original["size"], 0)
+        code = sum(sizes[sections[sections < len(sizes)]].tolist())
+        if code > len(self.data) or sum(sizes.tolist()) > SPACE + 2 * len(self.data):
+            raise CannotEdit("kernels share their bytes")
 
     @cached_property
     def undefined(self) -> dict[bytes, int]:

@@ -113,6 +113,8 @@ class KernelEditor:
         count = self.cubin.find_pair(REGISTERS, self.symbol)
         if count is None:
             raise CannotEdit("a kernel without a register count")
+        if count > MAX_REGISTERS:
+            raise CannotEdit(f"{count} registers")
         return count
 
     def set_registers(self, count: int) -> None:

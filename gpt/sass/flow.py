@@ -66,24 +66,25 @@ def live_before(code: Code, graph: Graph) -> list[int]:
             kept &= keep
         reads.append(live)
         keeps.append(kept)
-    before = list(reads)
+    after = [EVERY_REGISTER if number in graph.calls_out else 0 for number in range(len(reads))]
     predecessors = graph.predecessors
-    left = [-number for number in range(len(before) - 1, -1, -1)]  # a heap, the last block first
-    waiting = [True] * len(before)
+    left = [-number for number in range(len(reads) - 1, -1, -1)]  # a heap, the last block first
+    waiting = [True] * len(reads)
     while left:
         number = -heappop(left)
         waiting[number] = False
-        live = reads[number] | _after(graph, before, number) & keeps[number]
-        if live != before[number]:
-            before[number] = live
-            for other in predecessors[number]:
+        live = reads[number] | after[number] & keeps[number]
+        for other in predecessors[number]:
+            merged = after[other] | live
+            if merged != after[other]:
+                after[other] = merged
                 if not waiting[other]:
                     waiting[other] = True
                     heappush(left, -other)
     found: list[int] = []
     for number in range(len(graph.blocks) - 1, -1, -1):
         block = graph.blocks[number]
-        live = _after(graph, before, number)
+        live = after[number]
         for read, _, keep, _ in reversed(masks[block.start : block.end]):
             live = live & keep | read
             found.append(live)
@@ -94,14 +95,6 @@ def live_before(code: Code, graph: Graph) -> list[int]:
         found = [live & named for live in found]
     found.reverse()
     return found
-
-
-def _after(graph: Graph, before: list[int], number: int) -> int:
-    """Return what's live after a block."""
-    live = EVERY_REGISTER if number in graph.calls_out else 0
-    for follower in graph.successors[number]:
-        live |= before[follower]
-    return live
 
 
 class InFlight(NamedTuple):

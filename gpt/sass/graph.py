@@ -19,7 +19,8 @@ A RET returns to the instruction after any call of a function that it ends. If n
 it may return to the instruction after any call.
 
 `Graph.successors` has every edge that the hardware can take, and maybe others. Code that can't be bounded raises
-UnboundedError: an indirect jump without a table, or a jump out of the section.
+UnboundedError: an indirect jump without a table, a jump out of the section, or more calls and returns than a compiler
+generates.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _LEAVING = {"EXIT", "RET", "KILL", *_INDIRECT}
 _ENDING = {"BRA", *_CALLS, *_LEAVING}  # and WARPSYNC with a target
 _SECOND = (87, 15)  # the second predicate of EXIT, BRA and RET, with its sign
 _COLLECT = "ENDCOLLECTIVE"
+MAX_RETURNS = 1 << 16  # edges that returns add, plus the blocks visited to find the returns
 NO_TABLES: Mapping[int, Collection[int]] = MappingProxyType({})
 
 
@@ -197,18 +199,29 @@ class _Builder:
             if self.code[index].target is not None:
                 backs[self._target(self.code[index])].add(self.at[index + 1])
         found: dict[int, set[int]] = defaultdict(set)
+        room = MAX_RETURNS
         for function, back in backs.items():
-            for number in self._blocks_of(function, successors) & returns:
+            blocks = self._blocks_of(function, successors, room)
+            room -= len(blocks) + len(blocks & returns) * len(back)
+            self._check_room(room)
+            for number in blocks & returns:
                 found[number] |= back
         anywhere = {self.at[index + 1] for index in calls}
+        self._check_room(room - len(returns - found.keys()) * len(anywhere))
         for number in returns:
             successors[number] |= found[number] or anywhere
 
-    def _blocks_of(self, function: int, successors: list[set[int]]) -> set[int]:
-        """Return the blocks of a function, but not of the functions that it calls."""
+    def _check_room(self, room: int) -> None:
+        if room < 0:
+            raise UnboundedError("too many calls and returns", self.where)
+
+    def _blocks_of(self, function: int, successors: list[set[int]], most: int) -> set[int]:
+        """Return the blocks of a function, but not of the functions that it calls. Stop once there are more
+        than `most`.
+        """
         seen: set[int] = set()
         left = [function]
-        while left:
+        while left and len(seen) <= most:
             number = left.pop()
             if number in seen:
                 continue

@@ -18,6 +18,7 @@ from gpt.base.errors import MalformedError
 from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
 from gpt.formats.cubin import STT_FUNC, Data
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import iter_attributes
@@ -41,6 +42,7 @@ _SOMEWHERE = -1  # in that bank
 _GENERAL = (1 << 255) - 1
 _UNIFORM = EVERY_REGISTER & (1 << STARTS.P) - (1 << STARTS.UR)
 _JUMP = struct.Struct("<III")
+_MAX_TARGETS = 1 << 20  # the limit for all jump tables of a kernel together
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,11 @@ def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:
 
 def _jump_tables(info: Data) -> dict[int, frozenset[int]]:
     tables: dict[int, set[int]] = defaultdict(set)
+    room = _MAX_TARGETS
     for branch, targets in _iter_tables(info):
+        room -= len(targets)
+        if room < 0:
+            raise CannotEdit("jump tables that are too large")
         tables[branch].update(targets)
     return {branch: frozenset(targets) for branch, targets in tables.items()}
 

@@ -31,6 +31,8 @@ CLOSED = [
     "ampere_sgemm_128x64_nn",
     "_ZN5cudnn3ops10scalePackdIfEEvPT_",
     "_Z20generate_seed_pseudoyyP17curandStateXORWOW",
+    "_ZN6nvjpeg20forwardDct32x8KernelI6uchar2Li1ELi32ELi8EEEvNS_12FwdDctParamsE",
+    "_ZN6culj9215metadata_kernelEPNS_9ImageInfoEPmPKPKhm",
 ]
 OPEN = [
     "_Z10dot_kernelPKfS0_Pf",

@@ -10,6 +10,7 @@ from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import NOP, KernelEditor
 from gpt.formats.kernel_params import add_parameter
+from gpt.formats.nvinfo import REGISTERS
 from tests.formats import forge
 from tests.formats.kernels_to_edit import compiled
 from tests.fuzz.mutate import NUMBERS, WIDTHS
@@ -115,6 +116,32 @@ def test_many_sections_in_one_place_take_no_time():
     cubin = CubinEditor(head + body + b"".join(sections))
     assert cubin.build() == cubin.data
     assert time.process_time() - begin < 10
+
+
+def test_kernels_in_one_section_are_refused():
+    """Each would be decoded on its own: 5,000 kernels with a megabyte of code would take an hour."""
+    cubin = CubinEditor(compiled("sm_90"))
+    one = cubin.symbols[cubin.kernels[b"one"]].tobytes()
+    cubin.replace(cubin.table, bytes(cubin.content(cubin.table)) + one * 1000)
+    with pytest.raises(GptError, match="kernels share their bytes"):
+        _ = CubinEditor(cubin.build()).kernels
+
+
+def test_kernels_whose_sections_are_in_one_place_are_refused():
+    body = bytes(1 << 17)
+    end = 64 + len(body)
+    head = forge.elf_header(shoff=end + 24, shnum=6, shstrndx=1, machine=190, type_=2, osabi=0x33)
+    sections = [forge.section(0, 0), *(forge.section(0, 1, offset=64, size=len(body)) for _ in range(4))]
+    symbols = forge.section(0, 2, offset=end, size=24, link=1)
+    with pytest.raises(GptError, match="kernels share their bytes"):
+        _ = CubinEditor(head + body + bytes(24) + b"".join(sections) + symbols).kernels
+
+
+def test_an_impossible_number_of_registers():
+    cubin = CubinEditor(compiled("sm_90"))
+    cubin.write_pair(REGISTERS, cubin.kernels[b"one"], 256)
+    with pytest.raises(GptError, match="256 registers"):
+        _ = KernelEditor(cubin, "one").registers
 
 
 def test_names_that_share_their_bytes_are_refused():

@@ -63,6 +63,26 @@ def test_a_return_of_a_function_that_is_called_in_another_way():
     assert found[4] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*["CALL f"] * 500, "EXIT", "f: MOV 4", *["@0 RET 20"] * 500, "EXIT"],
+        [*["CALLR 4"] * 500, "EXIT", *["@0 RET 20"] * 500, "EXIT"],
+        [*(f"a{i}: CALL a{i + 1}" for i in range(500)), "a500: EXIT"],
+    ],
+    ids=["returns", "returns to any call", "functions"],
+)
+def test_calls_and_returns_have_a_limit(lines):
+    """Otherwise, 100,000 instructions would have 2.5 billion edges."""
+    with pytest.raises(UnboundedError, match="too many calls and returns"):
+        make_graph(program(*lines))
+
+
+def test_fewer_calls_and_returns_are_followed():
+    found = edges(*["CALL f"] * 50, "EXIT", "f: MOV 4", *["@0 RET 20"] * 50, "EXIT")
+    assert found[51] == [*range(1, 51), 53]
+
+
 def test_calls_of_other_sections_are_marked():
     graph = make_graph(program("MOV 4", "CALLR 4", "EXIT"))
     assert graph.calls_out == {graph.block_at(1)}

@@ -147,6 +147,14 @@ def test_a_jump_table_longer_than_its_entry(image, count):
         read(damaged_table(image, lambda info, at: struct.pack_into("<I", info, at + 8, count)), "jump")
 
 
+def test_jump_tables_have_a_limit(image):
+    cubin = CubinEditor(image)
+    entry = struct.pack("<BBHIII", 4, 0x34, 12 + 4 * 16000, 16, 0, 16000) + bytes(4 * 16000)
+    KernelEditor(cubin, "jump").info.extend(entry * 66)
+    with pytest.raises(GptError, match="jump tables that are too large"):
+        read(cubin.build(), "jump")
+
+
 def test_a_jump_table_that_leads_elsewhere(image):
     for target in (8, 1 << 20, 0xFFFFFFF0):
         kernel = read(
