@@ -17,11 +17,13 @@ from tests import cuda, loaded, tiers
 from tests.formats.samples import SAMPLES
 
 # Put the executables of the environment that runs the tests before the system's. Small programs that ask a server to
-# fork come first; the fixture `cold` turns them off.
-places = loaded.install() / "bin", Path(sys.executable).parent
-loaded.runtime = places[0].parent / "gpt" / "_runtime"
+# fork come first; the fixture `cold` turns them off. Slow tests kill processes and watch them, so they get real ones.
+places = [Path(sys.executable).parent]
+if not tiers.FULL:
+    places.insert(0, loaded.install() / "bin")
+    loaded.runtime = loaded.install() / "gpt" / "_runtime"
+    os.environ[loaded.VARIABLE] = str(loaded.listen())
 os.environ["PATH"] = os.pathsep.join([*map(str, places), os.environ.get("PATH", os.defpath)])
-os.environ[loaded.VARIABLE] = str(loaded.listen())
 
 # Most GPU code in the tests is made up: the simulated device accepts its launches and runs nothing.
 os.environ["GPT_SIM_RUN"] = "none"
@@ -77,7 +79,7 @@ def compiled() -> None:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test start executables as users do, and not ask the server."""
-    monkeypatch.delenv(loaded.VARIABLE)
+    monkeypatch.delenv(loaded.VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")

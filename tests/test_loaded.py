@@ -11,8 +11,10 @@ import time
 
 import pytest
 
-from tests import loaded
+from tests import loaded, tiers
 from tests.runtime import hooked
+
+pytestmark = pytest.mark.skipif(tiers.FULL, reason="slow tests use real executables")
 
 COMMANDS = [
     ["gpt-extract", "--version"],

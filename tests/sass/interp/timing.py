@@ -104,7 +104,9 @@ def issue_of(table: Table, word: int) -> Issue:
     if any(operand.name == "R64" and operand.reads.of(word) for operand in entry.operands):
         last = {Register("R", number) for number in range(word >> 64 & 255, (word >> 64 & 255) + 2)}
     reads, writes = registers_of(effect.reads), registers_of(effect.writes)
-    return Issue(entry.name, entry.variable, control_of(word), reads, writes, guard, frozenset(last))
+    # ptxas overwrites LDGSTS's registers without a barrier, except for a cache hint. So here they're read at once.
+    variable = entry.variable and entry.name != "LDGSTS"
+    return Issue(entry.name, variable, control_of(word), reads, writes, guard, frozenset(last))
 
 
 def _unit(name: str) -> str:
