@@ -234,7 +234,7 @@ def _open_named(folder: int, name: str, mode: int) -> int:
 
 def _check_name(folder: int, name: str, file: int) -> None:
     if not is_same(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(file)):
-        raise OSError(0, "another process renamed or replaced it meanwhile")
+        raise OSError(errno.ESTALE, "another process renamed or replaced it meanwhile")
 
 
 @contextmanager

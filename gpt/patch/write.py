@@ -16,6 +16,7 @@ from gpt.formats import elf
 from gpt.formats.elf import Elf, Section
 from gpt.formats.image import FATBIN_SECTIONS, Image, parse_image
 from gpt.formats.source import BLOCK, Source
+from gpt.patch.backup import REPLACED
 from gpt.patch.plan import Copy, Data, Fill, Plan
 from gpt.patch.trim import check_trimmed
 
@@ -32,6 +33,8 @@ def written(path: Path, source_fd: int, plan: Plan, in_place: bool = False) -> I
             _write(file.fileno(), source_fd, plan)
             yield file.fileno()
     except OSError as error:
+        if in_place and error.errno == errno.ESTALE:  # after the checks of backup.py
+            raise GptError(REPLACED, str(path)) from None
         raise GptError.of(error, path) from None
 
 

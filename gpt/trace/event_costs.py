@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gpt.trace.calls_store import times_of
 from gpt.trace.find_calls import find_calls
+from gpt.trace.machines import LIMIT
 from gpt.trace.node_times import same_nodes
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ class EventCost(NamedTuple):
 
     def place(self, process: Process, replay: TimedReplay) -> tuple[Whole, Whole]:
         """Return when each node of a replay began and ended, in ns."""
-        begins = times_of(process, np.array([replay.begin], np.uint64)) + process.clock.durations(replay.begins).astype(
-            np.int64
-        )
-        return begins, begins + np.rint(self.own(process, replay.durations)).astype(np.int64)
+        begins = times_of(process, np.array([replay.begin], np.uint64)) + _whole(process.clock.durations(replay.begins))
+        return begins, begins + _whole(self.own(process, replay.durations))
+
+
+def _whole(ns: Times) -> Whole:
+    """Round durations. A damaged trace may have some that no integer can hold."""
+    return np.rint(np.minimum(ns, LIMIT)).astype(np.int64)
 
 
 def find_costs(trace: TraceModel, number: int) -> dict[Key, EventCost]:

@@ -377,6 +377,16 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
     assert contents(out.parent) == {library.name: library.read_bytes()[:1000]}
 
 
+def test_a_library_that_another_process_replaces_last(library):
+    """After all checks, but before the new file takes its name."""
+    with open(library, "rb") as file:
+        plan = Plan("copy", [Copy(0, 1000)], [], [], {})
+        with pytest.raises(GptError, match="extract it again"), written(library, file.fileno(), plan, in_place=True):
+            (other := library.with_name("other")).write_bytes(b"other")
+            other.replace(library)
+    assert contents(library.parent) == {library.name: b"other"}
+
+
 def test_patching_that_ended_before_the_new_file_took_its_name(library):
     """The original then has both names, and rename() does nothing if both names are the same file."""
     before = contents(library.parent)

@@ -3,9 +3,10 @@
 //
 // The nodes must run one after another: if two ran at the same time, we couldn't tell how much of the time
 // between two events belongs to which. A kernel that may begin before its predecessor ends (programmatic
-// dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed. The same goes for
-// graphs with nodes that can't be cloned or whose effects mustn't happen in a second graph: memory,
-// conditional and child nodes, and host functions. An `untimed` record in the trace gives the reason.
+// dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed. Graphs
+// with memory, conditional or child nodes or host functions aren't timed either, because these nodes can't be
+// cloned, or because a second graph mustn't have their effects. An `untimed` record in the trace gives the
+// reason.
 
 #include <stdatomic.h>
 #include <stdio.h>
