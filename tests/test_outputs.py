@@ -174,7 +174,7 @@ def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
     assert [path.read_text() for path in out.glob(".*")] == ["planted\n"]
 
 
-def test_what_is_saved_is_not_planted(sample, tmp_path, monkeypatch):
+def test_planted_links_are_not_followed(sample, tmp_path, monkeypatch):
     """None of our writers uses a name whose only unknown part is the process id."""
     process = os.getpid()
     for name in ("k.1.sm_90.cubin", "t.json", "libx.so.json"):

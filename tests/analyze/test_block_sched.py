@@ -179,7 +179,7 @@ def test_a_stream_keeps_what_others_use():
     assert found.others == ["header", "function", "map", "kernel", "probed", "end"]
 
 
-def test_what_ran_without_probes_and_what_was_lost_is_said():
+def test_unprobed_launches_and_lost_data_are_reported():
     more = [
         records.make("function", id=8, name="_Z1kv"),
         *(

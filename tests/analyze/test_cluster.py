@@ -140,7 +140,7 @@ def fold(name, *segments):
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
+def test_merged_parts_give_the_answers_of_the_whole(name):
     segments = segments_for(name)
     whole = list(fold(name, *segments).answer([]))
     parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in segments]
@@ -154,7 +154,7 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
     assert list(empty.answer([])) == whole
 
 
-def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
+def test_an_analysis_without_an_answer_prints_nothing(tmp_path):
     """Records of the trace are passed on; other tools print tables of them."""
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")

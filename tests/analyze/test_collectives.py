@@ -172,7 +172,7 @@ def test_times_of_blocks_are_put_on_the_clock_of_the_calls():
 
 
 @pytest.mark.full
-def test_what_is_missing_is_said():
+def test_missing_data_is_reported():
     begins, ends = lockstep(2, 3, {})
     one, other = (rank(n, begins[n], ends[n]) for n in (0, 1))
     plain = rank(0, begins[0], ends[0], [4] * 3)
@@ -255,7 +255,7 @@ def test_the_first_collective_and_the_warm_up_are_told_apart():
 @pytest.mark.parametrize(
     ("count", "late", "dominated"), [(8, 0, "not clear"), (9, 0, "transfer"), (9, 100, "both"), (9, 1000, "waiting")]
 )
-def test_what_collectives_spend_their_time_on(count, late, dominated):
+def test_waits_or_transfers_dominate_collectives(count, late, dominated):
     """Rank 0 waits for `late` us of 50 + `late`, and rank 1 never."""
     begins, ends = lockstep(2, count, {(1, n): late * US for n in range(count)})
     found = ask("collectives", *(rank(n, begins[n], ends[n]) for n in (0, 1)))

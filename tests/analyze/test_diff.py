@@ -43,7 +43,7 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
         (side(7, 0, timed=False), side(7, 5), "not timed"),
     ],
 )
-def test_what_is_a_difference(a, b, differs):
+def test_differences_are_told_from_noise(a, b, differs):
     assert tell_difference(a, b, 10**9) == differs
 
 
@@ -113,7 +113,7 @@ def two(tmp_path):
     return tmp_path / "a.mp", tmp_path / "b.mp"
 
 
-def test_what_changed_most_comes_first(two):
+def test_largest_change_comes_first(two):
     done = run("diff", "--json", *two)
     assert (done.returncode, done.stderr) == (0, b"")
     found = Answers(done.stdout)
@@ -144,7 +144,7 @@ def test_what_changed_most_comes_first(two):
     assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 noise"
 
 
-def test_what_is_not_in_the_numbers_is_said(tmp_path):
+def test_incomplete_recordings_are_reported(tmp_path):
     """B is recorded from 300 to 700 ns only, and three of five launches have no times, like launches in graphs."""
     off = [records.make("recording", on=on, at=at) for at, on in ((300, True), (700, False))]
     name = records.make("function", id=1, name="k")
@@ -342,7 +342,7 @@ def test_an_outlying_run_is_named(tmp_path):
         ([0, 0, 0], []),
     ],
 )
-def test_what_is_an_outlier(values, far):
+def test_outliers_are_found(values, far):
     assert find_outliers(values) == far
 
 

@@ -53,7 +53,7 @@ def test_records_of_an_array_that_were_dropped():
     assert (row["read"], row["total"], row["dropped"]) == (14, 2 * (1 + 2 + 3 + 4 + 6 + 7 + 8 + 9), 7)
 
 
-def test_what_ran_without_probes_is_said():
+def test_launches_without_probes_are_reported():
     unprobed = records.make("unprobed", function=4, launches=5, reason="no PTX")
     found = ask("gmem_bytes", trace(totals(*[(1, 2, 3, 4, 5)] * 2), more=[unprobed]))
     assert found.verdicts["kernels"][-1] == "1 launch ran with probes, 5 without: no PTX (5)"

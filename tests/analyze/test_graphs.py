@@ -90,7 +90,7 @@ def test_a_kernel_that_was_looked_up_again_for_a_capture_has_its_times():
 
 
 @pytest.mark.full
-def test_what_is_not_there_is_said():
+def test_missing_graphs_are_reported():
     for segment, fact in (
         ([*APIS, forge.calls([(5, 1, 2, 0)])], "no CUDA graph in the trace: the program made none"),
         ([*APIS, made(FIRST, 5, f1=1)], "no graph was launched while calls were recorded"),

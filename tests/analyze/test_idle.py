@@ -74,7 +74,7 @@ def test_waiting_for_a_value():
     assert [row["start"] - ZERO for row in found.rows["longest"]] == [1000 * US, 2310 * US]
 
 
-def test_what_the_host_does_after_a_wait():
+def test_host_work_after_a_wait_is_a_cause():
     made = Made()
     for at in (0, 1000, 2000):
         made.call("cuLaunchKernel", at, 5, at + 5, 600).call("cuStreamSynchronize", at + 10, 600)

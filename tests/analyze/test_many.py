@@ -182,7 +182,7 @@ def test_a_wait_for_one_stream_leaves_work_of_others():
 
 
 @pytest.mark.parametrize("name", ["summary", "events", "gaps", "stages"])
-def test_what_is_wrong_with_one_file_does_not_cost_the_others(name, tmp_path):
+def test_one_bad_file_leaves_the_others_usable(name, tmp_path):
     whole = machines(4)
     paths = write(tmp_path, *whole)
     copy, torn, empty = (tmp_path / f"{word}.mp" for word in ("copy", "torn", "empty"))

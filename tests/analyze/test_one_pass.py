@@ -33,7 +33,7 @@ def little(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", tiers.every(30, range(60)))
-def test_what_is_said_does_not_depend_on_how_much_is_read_at_once(seed, little):
+def test_answers_do_not_depend_on_the_chunk_size(seed, little):
     segments = make_segments(seed)
     for name in ("gaps", "stages", "nvtx", "idle", "startup", "launches"):
         whole = answers(name, *segments)

@@ -111,7 +111,7 @@ def test_drift_makes_the_bound_larger():
     assert without.fit.bound < 100 and 2500 < find_error(clocks, asked) <= clocks.fit.bound + WHOLE < 15_000
 
 
-def test_what_pairs_do_not_tell():
+def test_one_pair_per_sm_uses_the_highest_rate():
     """A pair on each SM tells no rate: it's the device's highest one, and then the error is only known at the pairs."""
     once = [Sm(at, 1000 * at, [2.0], [40 * at]) for at in range(4)]
     assert align(once, 32, 0)[0].rate is None

@@ -145,7 +145,7 @@ def test_native_code_that_python_called_is_the_innermost_frame():
     assert stacks == {f"{outer};libz.so.1": 1, f"{outer};libpythonic.so": 1, outer: 5}
 
 
-def test_what_samples_lack_is_said():
+def test_incomplete_samples_are_reported():
     made = Made().call("cuMemAlloc", 0, 1)
     made.found += [python(1, *[(LOADER, 1, "down")] * 128), python(2, *[(LOADER, 1, "down")] * 127)]
     made.found += [sample(10, python=1), sample(11, python=2), sample(12, python=1)]

@@ -105,7 +105,7 @@ def test_layers_of_each_kind_of_step():
     assert "layers" not in told(marked, launches((1, 50, 1))).rows
 
 
-def test_what_is_missing_is_said():
+def test_missing_data_is_reported():
     for work, word in (([], b"no launch"), (launches((1, 1, 1)), b"no steps of a language model")):
         done = run("tokens", data=forge.pack(forge.trace(*APIS, *KERNELS, *work)))
         assert done.returncode == 1 and word in done.stderr, done.stderr

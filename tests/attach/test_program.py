@@ -182,7 +182,7 @@ def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "none", "socket"])
-def test_what_is_no_file_is_not_opened(kind, tmp_path):
+def test_only_regular_files_are_opened(kind, tmp_path):
     """Opening a pipe would block, and opening a device may have side effects."""
     path = tmp_path / "libcuda.so.1"
     match kind:
@@ -260,7 +260,7 @@ def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
-def test_what_another_user_maps_uses_up_no_descriptors(mapped, tmp_path):
+def test_mappings_of_another_user_do_not_exhaust_descriptors(mapped, tmp_path):
     """Neither many files nor one file at many addresses may keep root from watching."""
     mapped(40)
     for path in tmp_path.glob("*/*"):

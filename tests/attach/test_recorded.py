@@ -111,7 +111,7 @@ def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
     assert found.calls()["duration"].tolist() == [1]
 
 
-def test_what_was_lost_is_said_by_trace_and_analysis(tmp_path, capfd):
+def test_lost_events_are_reported_by_trace_and_analysis(tmp_path, capfd):
     said = attach(tmp_path, as_json([*BEGIN, "Lost 12 events", WHOLE[4], "Lost 3 events", *END]), capfd)
     assert "bpftrace lost 15 events: buffers full" in said
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
@@ -364,7 +364,7 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(tmp_path, monkeypatch):
     assert raised.value.number == signal.SIGPIPE and [*folder.iterdir()] == []
 
 
-def test_what_bpftrace_takes_to_take_probes_off_is_not_recorded(tmp_path):
+def test_time_for_removing_bpftrace_probes_is_not_recorded(tmp_path):
     beats = [f"beat {at}" for at in range(5_500_000_000, 7_000_000_000, 500_000_000)]
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *beats, "end 60000000000"]
     (process,) = trace(tmp_path, as_json(lines)).processes

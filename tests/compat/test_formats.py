@@ -32,7 +32,7 @@ def test_a_job_of_a_cluster_brings_the_table():
     assert run(code).split() == list(FORMATS)
 
 
-def test_what_is_a_stream_is_no_other_format(tmp_path):
+def test_a_stream_is_not_taken_for_another_format(tmp_path):
     path = tmp_path / "t.mp"
     data = wire.pack(records.make("end", records=0, status=0))
     path.write_bytes(data)

@@ -107,7 +107,7 @@ def test_a_wrapper_whose_relocation_is_gone(sample):
     assert f"({file.at:#x} to 0x0)" in file.facts()[0]
 
 
-def test_what_only_the_loader_knows_is_believed(sample):
+def test_other_relocation_types_are_left_to_the_loader(sample):
     file = File(sample("balance"))
     struct.pack_into("<I", file.data, file.relocations[file.words[0]] + 8, 6)  # R_X86_64_GLOB_DAT
     file.point(0, 0x260)

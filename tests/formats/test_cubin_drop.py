@@ -42,7 +42,7 @@ def cuobjdump(*args):
 @pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 @pytest.mark.parametrize("used", first({"pointer"}, {"direct"}, {"plain", "alone"}, set()))
-def test_what_is_left(arch, used, tmp_path):
+def test_used_kernels_and_their_functions_are_left(arch, used, tmp_path):
     data = built(arch)
     cut = find_cut(data, set(KERNELS) - used)
     left = without(data, cut.sections)
@@ -191,7 +191,7 @@ def program_header():
 
 @pytest.mark.parametrize("codec", ["none", full("zstd")])
 @pytest.mark.parametrize("why", [*list(UNKNOWN)[:2], *map(full, list(UNKNOWN)[2:])])
-def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
+def test_kernels_that_cannot_be_dropped_become_zeros(why, codec, tmp_path):
     data = bytearray(built("sm_90"))
     place, form, value = UNKNOWN[why]()
     struct.pack_into(form, data, place, value)
@@ -221,7 +221,7 @@ def check_zeroed(data, why, codec, folder):
     assert why in " ".join(table.out.decode().split())
 
 
-def test_what_does_not_stand_up_to_a_second_look_becomes_zeros(tmp_path, monkeypatch):
+def test_kernels_become_zeros_if_verification_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.formats.cubin_drop.find_fault", lambda *_: "section 7 changed")
     path = tmp_path / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", built("sm_90"))], "none", ["-link"]))

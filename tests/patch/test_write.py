@@ -107,7 +107,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", first(*PLANTED))
-def test_what_is_no_file_is_no_backup(library, kind):
+def test_only_a_regular_file_is_a_backup(library, kind):
     """If it were used as a backup, the original would be lost, or restored as something else."""
     shutil.copy(library, library.with_name("other.so"))
     before, made = library.read_bytes(), located(library, USED)
@@ -294,7 +294,7 @@ def test_usage(options, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
+def test_an_image_without_a_file_cannot_be_patched(sample, tmp_path):
     module = records.make("module", id=1, type="fatbin", data=sample("fatbin").read_bytes())
     made = [wire.header("t", []), module, records.make("end", records=1, status=0)]
     found = extract(data=b"".join(map(wire.pack, made)))

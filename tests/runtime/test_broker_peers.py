@@ -85,7 +85,7 @@ def test_an_architecture_is_one_word(tmp_path, arch):
     assert found == ["(4, 'pipeline_failed: not an architecture')"]
 
 
-def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
+def test_files_closed_to_a_client_are_not_opened_for_it(tmp_path):
     """The image is opened neither by a path in a request, nor from a descriptor that the client can't read."""
     secret = tmp_path / "secret.ptx"
     secret.write_text(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo() { ret; }\n")
@@ -369,7 +369,7 @@ def test_the_folder_goes_with_the_supervisor(tmp_path):
     hooked.wait_until(lambda: not folders(long))
 
 
-def test_what_a_killed_supervisor_left_is_removed(tmp_path):
+def test_folders_of_a_killed_supervisor_are_removed(tmp_path):
     """The next run removes such a folder, but no folder that's in use or belongs to others."""
 
     def start(name: str) -> tuple[subprocess.Popen, Path]:

@@ -243,7 +243,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("name", every(2, LATER))
-def test_what_a_program_does_later_ends_nothing(tmp_path, name):
+def test_later_changes_by_the_program_do_not_end_the_trace(tmp_path, name):
     if name in ("chroot", "setuid") and os.getuid():
         pytest.skip("needs root")
     folder = tmp_path / "folder"

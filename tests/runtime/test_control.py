@@ -123,7 +123,7 @@ def test_queries_are_counted_while_it_is_on(tmp_path):
 
 
 @pytest.mark.parametrize("calls", first("none", "cuLaunch*"))
-def test_what_calls_says_holds_while_it_is_on(tmp_path, program, calls):
+def test_calls_filters_while_recording_is_enabled(tmp_path, program, calls):
     server = Server(tmp_path / "t.mp", program, "--disabled", "--calls", calls, **QUICK)
     server.launch(9)
     order(server.pid, "enable")

@@ -82,7 +82,7 @@ def test_probes_that_a_run_began_with_wait_for_enable(tmp_path, program):
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("option", ["--benchmark", "--memusage"])
-def test_what_probes_cost_is_measured_while_it_is_on(tmp_path, option, live):
+def test_probe_costs_are_measured_while_enabled(tmp_path, option, live):
     program = probing.build(tmp_path, SERVER.replace("check();", ""))  # --benchmark runs each kernel twice
     options = ["-p", "gmem_bytes", *(["-o", f"|cat >{tmp_path}/t.mp"] if live else [])]
     server = serve(tmp_path, program, "--disabled", option, *options)
@@ -146,7 +146,7 @@ def loaded(pid):
     return len({line.split()[4] for line in lines if "memfd:" in line and " r-xp " in line})
 
 
-def test_what_was_replaced_is_unloaded(tmp_path, program):
+def test_replaced_code_is_unloaded(tmp_path, program):
     """A process whose probes change again and again doesn't grow."""
     server = serve(tmp_path, program, "--disabled")
     server.launch(1)
@@ -164,7 +164,7 @@ def test_what_was_replaced_is_unloaded(tmp_path, program):
     assert len(trace.of("probed")) == len(trace.of("buffer")) == 24
 
 
-def test_what_a_graph_launches_stays_loaded(tmp_path):
+def test_code_in_a_graph_stays_loaded(tmp_path):
     """A graph made before other probes were named runs unchanged until it's destroyed."""
     body = (
         graphing.GRAPHS

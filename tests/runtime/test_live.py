@@ -336,7 +336,7 @@ def test_a_slow_reader_does_not_stop_the_program(tmp_path):
     assert launches(read(process.stdout.read())) == {"foo": 100000}
 
 
-def test_what_was_read_leaves_the_disk(tmp_path, private):
+def test_records_that_were_read_leave_the_disk(tmp_path, private):
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"600000\n"), process.stdin.flush()

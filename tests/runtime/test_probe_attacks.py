@@ -54,7 +54,7 @@ def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
 
 
 @pytest.mark.parametrize("pipeline", [f"[ -p /dev/stderr ] && {{ yes >&2 & {PIPELINE}; }}", f"set -e; {PIPELINE}"])
-def test_what_a_pipeline_may_do(tmp_path, once, pipeline):
+def test_unusual_pipelines_work(tmp_path, once, pipeline):
     """Standard error is a pipe: output there takes no memory."""
     check_bytes(good(tmp_path, once, "--jit", pipeline), 1)
 

@@ -300,7 +300,7 @@ int main(int argc, char **argv) {
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["data", "file", "several"])
-def test_what_was_linked(tmp_path, way, monkeypatch):
+def test_a_linked_module_is_woven_from_its_ptx(tmp_path, way, monkeypatch):
     """The linked module's PTX: the one module's own text, or, if several were linked, what the simulated driver made of
     them.
     """

@@ -166,7 +166,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
 
 
 @pytest.mark.full
-def test_what_a_probe_says_is_read_once(tmp_path):
+def test_probe_files_are_read_once(tmp_path):
     """Cached probes are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
@@ -242,7 +242,7 @@ def test_a_closed_library_is_never_handed_over(tmp_path, program):
     assert (probed(trace), asked) == (["gmem_bytes"] * 2, 2)
 
 
-def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
+def test_stages_pass_records_they_do_not_know(tmp_path, program, cubin):
     """Without a stage for machine code, its bytes come back, which the hook ignores."""
     stages = f"gpt-extract --ptx --payload | {WEAVE}"
     trace, _ = run(tmp_path, program, cubin, options=line(tmp_path, stages))

@@ -119,7 +119,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
         (("-k", "foo"), "", ["0 launches with probes, 0 without: no launch was recorded"]),
     ],
 )
-def test_what_was_looked_up_instead(tmp_path, program, options, kernels, lines):
+def test_unmatched_selections_name_the_kernels_looked_up(tmp_path, program, options, kernels, lines):
     assert said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=options) == lines
 
 

@@ -81,7 +81,7 @@ def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
     assert places["gmem_bytes.load", "ld.global"] == places["gmem_bytes.store", "st.global"] == (1, 1)
 
 
-def test_what_is_left_alone_follows_without_probes(image):
+def test_kernels_left_alone_pass_without_probes(image):
     """tensorop_count has no place in this kernel; and requests from a hook are rejected by name."""
     done = weave("-p", "tensorop_count", data=segment(element(image)), status=1)
     assert [record["kind"] for record in done.records] == ["header", "cubin", "kernel", "kernel", "diag", "diag", "end"]

@@ -126,7 +126,7 @@ def test_arrows_and_correlation_join_calls_with_what_they_made_the_gpu_do():
     ]  # fmt: skip
 
 
-def test_what_kineto_tells_of_work_on_the_gpu():
+def test_gpu_work_has_the_arguments_that_kineto_writes():
     events = chrome(small())["traceEvents"]
     (one,) = (e for e in events if e["name"] == "add(float*, int)")
     assert (one["cat"], one["pid"]) == ("kernel", 0)
@@ -179,7 +179,7 @@ def test_memory_is_a_counter():
     assert values == [4096, 4196]
 
 
-def test_what_did_not_end_is_drawn_until_the_last_of_its_process_and_marked():
+def test_unfinished_spans_end_with_their_process_and_are_marked():
     cut = segment(*pushed(1, "step", 0, None), call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
     found = json.loads(run("timeline", "--format", "chrome", data=forge.pack(cut)).stdout)
     spans = {e["name"]: e for e in found["traceEvents"] if e["ph"] == "X"}

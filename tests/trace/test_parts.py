@@ -115,7 +115,7 @@ def test_parts_that_lie_together_in_a_file_are_not_copied(tmp_path):
     assert values(*apart, folder=tmp_path) == [102, 103, 104, 105, 100, 101]
 
 
-def test_what_is_lost_ends_a_buffer():
+def test_a_lost_part_ends_a_buffer():
     _, (buffer,) = take(part(DATA[:48], length=48), part(lost="the disk is full"))
     assert str(buffer.lost) == "the disk is full"
     with pytest.raises(MissingError, match="the disk is full"):
@@ -158,7 +158,7 @@ HUGE = (1 << 64) - 1
         ([part(path="b", codec="zstd", packed=97)], "not smaller than its contents"),
     ],
 )
-def test_what_makes_no_sense_is_malformed(wrong, said, tmp_path):
+def test_invalid_parts_are_malformed(wrong, said, tmp_path):
     (tmp_path / "b").write_bytes(DATA)
     with pytest.raises(MalformedError, match=said):
         for buffer in take(*wrong, folder=tmp_path)[1]:

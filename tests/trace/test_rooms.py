@@ -143,7 +143,7 @@ def rooms_size(type_):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(logs(), st.booleans(), st.integers(0, 40), st.integers(0, 40))
-def test_what_was_written_is_read(log, per_lane, start, more):
+def test_logs_round_trip(log, per_lane, start, more):
     types, stored, arenas = log
     data = write_log(types, stored, arenas)
     layout = layout_of({f"f{n}": type_ for n, type_ in enumerate(types)}, stored, "thread" if per_lane else "warp")

@@ -200,7 +200,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("shfl.sync.idx.b32 _|%p1, %b32_1, 0, 31, -1;", "'_' where a register is expected"),
     ],
 )
-def test_what_ptxas_refuses_is_refused_with_a_reason(ptxas, tmp_path, line, reason):
+def test_forms_that_ptxas_refuses_are_refused_with_a_reason(ptxas, tmp_path, line, reason):
     assert forms.theirs([line], ptxas, "sm_90a", "8.6", tmp_path) != [""]
     assert reason in forms.ours([line], "sm_90a", "8.6")[0]
 

@@ -112,7 +112,7 @@ def test_an_image_of_many_kernels_is_kept_once(tmp_path):
     assert paths[0].samefile(paths[1])
 
 
-def test_what_cannot_be_kept_is_missing(tmp_path):
+def test_code_that_cannot_be_kept_is_missing(tmp_path):
     (tmp_path / "kept").write_text("in its place")
     answer(tmp_path / "kept", QUESTION, PTX, CUBIN)
     _, missing = add(tmp_path, LOADED, forge.kernel(5, 2, "k", 1))

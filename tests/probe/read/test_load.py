@@ -339,7 +339,7 @@ after = """
 TOTAL += '""".reg .u64 %a; .reg .s32 %b; .reg .f32 %c;\nSAVE [m] {{%a, %b, %c}};"""\n'
 
 
-def test_what_a_total_does_with_its_fields(tmp_path):
+def test_fields_of_a_total_have_operations(tmp_path):
     keys = 'min = ["a"]\nmax = ["b"]\nlast = ["c"]\ncounts = false\nleader = "active"'
     (map_,) = read(TOTAL.format(keys), tmp_path).maps
     assert [(field.name, field.op) for field in map_.fields] == [("a", "min"), ("b", "max"), ("c", "last")]

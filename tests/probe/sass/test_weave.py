@@ -241,7 +241,7 @@ def test_the_kernel_gets_another_parameter_and_only_places_change():
     assert len(changed) <= 3  # the entry, the exit, and the store before it
 
 
-def test_what_is_left_alone_says_why():
+def test_kernels_left_alone_have_a_reason():
     with pytest.raises(LeftAlone) as error:
         running.woven(CASE["votes-2x96-5"], "tensorop_count")
     assert error.value.reason.code == "no_place"
