@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
 
 
 def test_many_at_once_get_whole_results(tmp_path):
-    """Processes write the same few keys in a folder that's too small, and read complete results or none."""
+    """Processes write the same few keys to a folder that's too small. What they read is either complete or missing."""
     code = """
 import os, sys
 from pathlib import Path
@@ -223,7 +223,7 @@ def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
 
 
 def test_entries_moved_to_another_key_are_not_used(tmp_path):
-    """A restored backup may have moved the result to another name. It would run another kernel."""
+    """If a restored backup has put the result under another name, the wrong kernel would run."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     (tmp_path / KEY).rename(tmp_path / OTHER)

@@ -297,7 +297,7 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """The stage that should have written to the pipe has reported its failure: one fault gives one error message."""
+    """An empty pipe means that the stage before it failed and has already said so. One fault gives one error message."""
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:
@@ -457,7 +457,7 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
 
 
 def as_text(stage, *args):
-    """Return the command line to use a stage by hand: a sink prints text anyway, the others on a terminal."""
+    """Return the command line for using a stage by hand. Sinks print text anyway, and other stages do on a terminal."""
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 

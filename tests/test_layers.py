@@ -22,7 +22,7 @@ def sources():
 
 
 def layer_of(path):
-    """Return the layer with the longest name that the path begins with: gpt/analyze/lib/ isn't part of gpt/analyze/."""
+    """Return the layer whose name is the longest prefix of the path. gpt/analyze/lib/ isn't part of gpt/analyze/."""
     fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
     return max(fits)[1] if fits else None
 

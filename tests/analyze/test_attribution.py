@@ -126,7 +126,7 @@ def test_a_trace_without_the_nodes_says_so():
 
 
 def test_many_launches_are_attributed_across_windows():
-    """More ranges and launches than are read at once, of two threads."""
+    """Two threads have more ranges and launches than are read at once."""
     count = 10_000
     inner, calls = [], []
     for n in range(count):

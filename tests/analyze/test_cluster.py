@@ -80,7 +80,7 @@ def rank(number, seed, launches=3, extra=(), **header):
 
 
 def sender(number):
-    """Return the trace of a rank with ranges, a graph, collectives and memory; each has a host and a clock."""
+    """Return the trace of a rank with ranges, a graph, collectives and memory. Each rank has its own host and clock."""
     zero, us, random = 10**9 * (3 - number), 1000, np.random.default_rng(number)
     names = "cuLaunchKernel", "cuGraphLaunch", "cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuMemcpyHtoD"
     found = [forge.api(at, name) for at, name in enumerate(names, 1)]
@@ -214,7 +214,9 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
 
 @pytest.mark.full
 def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
-    """A trace that names others (one is absent), a copy of it, a truncated trace, and a missing one."""
+    """Read a trace that names other traces (one of which is missing), a copy of it, a truncated trace, and a missing
+    file.
+    """
     children = [records.make("child", pid=7, how="fork", path="child.mp"),
                 records.make("child", pid=8, how="fork", path="absent.mp")]  # fmt: skip
     named = {"a.mp": rank(1, 1, extra=children), "child.mp": rank(2, 2), "b.mp": rank(3, 3), "copy.mp": rank(1, 1)}

@@ -253,7 +253,7 @@ def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
 
 
 def test_only_known_conditions_are_said_to_differ(tmp_path):
-    """B may have run on the same GPU if A doesn't name its own; one run of A had B's probes."""
+    """If A doesn't name its GPU, B may have run on the same one. One run of A had the same probes as B."""
     card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
     call = forge.calls([(1, MS, INIT, 0)])
     probe = forge.probe_map("dmat", n="u64")
@@ -311,7 +311,9 @@ def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
 
 
 def test_an_outlying_run_is_named(tmp_path):
-    """Five runs of each side are alike, but for a wait of a second in one run of B. Without it, nothing has changed."""
+    """Each side has five equal runs, except that one run of B waits for a second. Without that run, nothing has
+    changed.
+    """
     for side, name in enumerate("ab"):
         (tmp_path / name).mkdir()
         for number in range(5):

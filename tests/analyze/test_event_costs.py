@@ -1,4 +1,4 @@
-"""The cost of events is taken off nodes, which then add up to the time of a replay without events."""
+"""The cost of events is subtracted from the times of nodes, which then add up to a replay without events."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def totals(*warps):
 
 
 def trace(*launches, name=NAME, map_=MAP, more=(), **header):
-    """Return a segment with a launch of two blocks for each (warps of both)."""
+    """Return a segment with a launch of two blocks for each argument, which has the warps of both."""
     found = [records.make("function", id=4, name=name), map_, forge.kernel(3, 4, name, 1)]
     for number, data in enumerate(launches):
         found += [forge.probed(number, 3, 4, 2, 32), forge.buffer(number, data)]

@@ -91,7 +91,7 @@ def test_machines_without_a_boot_id_share_no_clock():
 
 
 def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
-    """`--time` takes the times that tables print; lines with notes count from their first process."""
+    """`--time` takes times as tables print them. In lines with notes, times count from the first process in them."""
     ranges = [records.make("range", id=1, type="push", thread=1, name="step", start=10**9 + 1009 * MS),
               records.make("range_end", id=1, thread=1, end=10**9 + 1011 * MS)]  # fmt: skip
     second = segment((10, 1), zero=2 * 10**9, pid=11, rank=1, more=ranges, gpu=[(12, 1, 0)], uuid=UUIDS[0])

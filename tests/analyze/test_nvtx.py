@@ -11,7 +11,9 @@ MS, ZERO = 10**6, 10**9
 
 
 def made(*calls, more=(), gpu=(), **header):
-    """Return calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
+    """Return calls and GPU times. Calls are given as (thread, name, ms, bytes) and take 0.1 ms; GPU times as (thread,
+    ms of the call, ms).
+    """
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     for thread, name, start, *size in calls:
         at, api = ZERO + int(start * MS), APIS.index(name) + 1

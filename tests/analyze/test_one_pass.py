@@ -16,7 +16,7 @@ from tests.analyze.segments import make_segments
 
 @pytest.fixture()
 def little(monkeypatch):
-    """Reduce the rows that are kept in memory to a few."""
+    """Reduce the number of rows that are kept in memory to a few."""
     few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
            ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4},
            periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip

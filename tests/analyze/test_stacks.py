@@ -36,7 +36,7 @@ STACKS = [
 
 
 def waits_for_data(*more):
-    """The GPU runs for 100 us of each 1000; the host fetches data meanwhile, in two places."""
+    """Make a program whose GPU runs for 100 us of each 1000, while the host fetches data in two places."""
     made = Made()
     for number in range(4):
         at = number * 1000
@@ -130,7 +130,7 @@ def test_names_of_frames(frame, name):
 
 
 def test_native_code_that_python_called_is_the_innermost_frame():
-    """The interpreter's own code, the system's, and code where a thread waits are no frames of their own."""
+    """Code of the interpreter and of the system, and code in which a thread waits, gets no frame."""
     made = Made().call("cuMemAlloc", 0, 1)
     files = "/x/libz.so.1", "/x/libpython3.12.so.1.0", "/x/python3.12", "/lib/libc.so.6", "/x/libpythonic.so"
     made.found += [STACKS[0], *(native(10 + at, path, 64) for at, path in enumerate(files))]

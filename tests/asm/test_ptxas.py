@@ -253,7 +253,7 @@ def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does
 
 
 def alive(group):
-    """Return whether a process of a group runs. A killed process may take a moment to go."""
+    """Return whether any process of a group is still running. A killed process may take a moment to end."""
     for _ in range(100):
         listed = subprocess.run(["ps", "-eo", "pgid,stat"], capture_output=True, text=True, check=True).stdout
         if not re.search(rf"^ *{group} +[^Z]", listed, re.M):

@@ -26,7 +26,7 @@ def test_the_core_knows_no_format_by_itself():
 
 
 def test_a_job_of_a_cluster_brings_the_table():
-    """A worker has imported nothing, so the object that it unpickles registers the formats."""
+    """A worker has imported nothing yet, so unpickling a job must register the formats."""
     carried = pickle.dumps(tuple(FORMATS.values()))
     code = f"import pickle, gpt.trace.inputs as i; i.register(*pickle.loads({carried!r})); print(*i.FORMATS)"
     assert run(code).split() == list(FORMATS)

@@ -87,7 +87,9 @@ def test_used_kernels_and_their_functions_are_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """Return the call graph's pairs by name, as cuobjdump prints them; None stands for a non-function."""
+    """Return the pairs of the call graph by name, as cuobjdump prints them. None stands for a symbol that isn't a
+    function.
+    """
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for caller, callee in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -199,7 +201,7 @@ def test_kernels_that_cannot_be_dropped_become_zeros(why, codec, tmp_path):
 
 
 def check_zeroed(data, why, codec, folder):
-    """Check that nothing can be dropped from a cubin of which only `direct` is used, for this reason."""
+    """Check that nothing can be dropped from a cubin for this reason, although only `direct` is used."""
     path = folder / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
     done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))
@@ -262,7 +264,9 @@ def test_faults_are_found():
 
 
 def test_tables_that_are_wrong():
-    """Every section size is off by one, and every symbol name is outside of the names: all are rejected."""
+    """Cubins are rejected if the size of any section is off by one, or if a symbol's name is outside of the table of
+    names.
+    """
     data = built("sm_90")
     elf = ELFFile(io.BytesIO(data))
     table = elf.get_section_by_name(".symtab")

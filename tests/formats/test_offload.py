@@ -16,7 +16,9 @@ NVPTX, AMD = "nvptx64-nvidia-cuda", "amdgcn-amd-amdhsa"
 
 
 def make(version, *images):
-    """Return an offload binary of images (kind, producer, triple, architecture, bytes). Version 1 has one image."""
+    """Return an offload binary with images, each given as (kind, producer, triple, architecture, bytes). Version 1 has
+    one image.
+    """
     header, entry, string = struct.Struct("<4sIQQQ"), struct.Struct("<HHIQQQQ"), (16, 24)[version - 1]
     assert version == 2 or len(images) == 1
     at = header.size + len(images) * entry.size

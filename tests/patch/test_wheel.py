@@ -147,7 +147,7 @@ def raw_of(path):
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe: in that case, zipfile puts sizes after the members."""
+    """A file that can't seek, like a pipe. zipfile then writes sizes after the members."""
 
     def __init__(self, file):
         self._file = file
@@ -402,7 +402,9 @@ def repacked_as(wheel, folder, name, change):
 
 
 def test_odd_wheels_with_a_label(wheel, tmp_path):
-    """wget saves such names, and headers may be in lower case. Names and wheels that pip rejects are rejected."""
+    """wget saves wheels under such names, and headers may be in lower case. Names and wheels that pip rejects are
+    rejected here, too.
+    """
     same = lambda name, data: (name, data)  # noqa: E731
     local = lambda name, data: (name, data.replace(b"Version: 1\n", b"version: 1+cu130\n"))  # noqa: E731
     done, names = repacked_as(wheel, tmp_path / "a", "pkg-1%2Bcu130-py3-none-any.whl", local)

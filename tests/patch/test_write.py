@@ -81,7 +81,7 @@ def test_a_second_time_keeps_the_first_original(library):
 
 
 def test_once_is_once(library):
-    """--once also works if a backup was made and nothing was replaced: in that case, both are one file."""
+    """--once also works if a backup was made but the library wasn't replaced. Then both names belong to one file."""
     os.link(library, library.with_name(library.name + BACKUP))
     patch(located(library, USED, "--keep", "many"), "--in-place", "--once")
     between = contents(library.parent)
@@ -378,7 +378,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
 
 
 def test_a_library_that_another_process_replaces_last(library):
-    """After all checks, but before the new file takes its name."""
+    """The other process replaces the library after all checks, just before the new file takes its name."""
     with open(library, "rb") as file:
         plan = Plan("copy", [Copy(0, 1000)], [], [], {})
         with pytest.raises(GptError, match="extract it again"), written(library, file.fileno(), plan, in_place=True):

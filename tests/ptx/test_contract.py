@@ -211,7 +211,7 @@ def test_damaged_text_is_refused_or_read():
 
 @pytest.mark.full
 def test_a_probe_between_changes_no_result():
-    """All kernels are assembled as one module, because weaving adds the same to each module."""
+    """All kernels are assembled as one module, because weaving adds the same declarations to every module."""
     text, names = HEAD, []
     for seed in range(12):
         plain = HEAD + kernel(f"k{seed}", make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;"))

@@ -295,8 +295,8 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def named_briefly(strategy):
-    """Return the same strategy with a short repr. hypothesis prints it if a filter fails, and nested ones took
-    megabytes.
+    """Return the strategy with a short repr. If a filter fails, hypothesis prints the repr, and nested strategies had
+    megabytes of it.
     """
 
     @st.composite
@@ -307,8 +307,8 @@ def named_briefly(strategy):
 
 
 def expressions(operand):
-    """Return expressions. An operand has no prefix and isn't an expression itself, because that would be a different
-    tree.
+    """Return a strategy for expressions. An operand has no prefix and isn't an expression itself: that would parse to a
+    different tree.
     """
     operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))

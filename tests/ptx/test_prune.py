@@ -111,7 +111,7 @@ def test_places_are_told_in_the_whole():
 
 
 def test_debug_sections_say_nothing_of_what_is_gone(tmp_path):
-    """Two functions and a variable are removed: their names are gone, and everything else keeps its offset."""
+    """Two functions and a variable are removed. Their names are gone, and everything else stays at its offset."""
     module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", ["-G"]), "m")
     pruned = prune.pruned(module, ["one"])
     sections = {item.name: item for item in module.items if item.kind == "section"}

@@ -294,7 +294,7 @@ int main(int argc, char **argv) {
 
 
 def test_runs_at_once_do_not_share_a_file(tmp_path):
-    """The other run may or may not have begun its trace when this one started."""
+    """When one run starts, the other may or may not have begun its trace."""
     program = hooked.compile_c(tmp_path / "client", WAITING)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     path = tmp_path / "t.mp"

@@ -234,15 +234,13 @@ int main(int argc, char **argv) {
 
 
 def test_graphs_that_were_made_before_probes_were_named(tmp_path):
-    """Each replay while recording is on is counted: with probes, or, if they apply to its kernels, without and with a
+    """While recording is on, each replay is counted: with probes or, if probes apply to its kernels, as unprobed with a
     reason.
     """
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
 
     def counts(written=0):
-        """Return launches with and without probes. The former count only when their data has been written; wait for
-        that.
-        """
+        """Wait until all data has been written, and return the number of launches with and without probes."""
         hooked.wait_until(lambda: status(server.pid)["with_probes"] >= written)
         state = status(server.pid)
         return state["with_probes"], state["without_probes"]
@@ -364,7 +362,7 @@ def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
 
 
 def test_the_supervisor_is_killed(tmp_path, program):
-    """Probes named after that aren't built; launches are counted with the reason."""
+    """Probes that are named later aren't built, and launches are counted with the reason."""
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
     server.launch(1)

@@ -54,7 +54,7 @@ def test_digest(tmp_path, size):
     "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
 )
 def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
-    """The driver may never read the claimed bytes; the hook doesn't read past the existing ones, either."""
+    """The driver may never read the claimed bytes. The hook doesn't read past the existing ones."""
     source = f"""
     #include <elf.h>
     int main(void) {{

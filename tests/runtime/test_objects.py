@@ -342,8 +342,8 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """Queries that probing makes are tested without a driver: images, attributes, parameters,
-    variables, generations.
+    """What probing asks about objects is tested without a driver: images, attributes, parameters, variables,
+    generations.
     """
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"

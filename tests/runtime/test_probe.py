@@ -196,7 +196,9 @@ def test_launches_without_a_free_buffer_are_counted_or_wait(tmp_path):
 
 @in_both_forms
 def test_streams_of_one_hash_are_known(tmp_path):
-    """Two streams once displaced each other when each had a single place, given by the upper 12 bits of this hash."""
+    """In the past, the upper 12 bits of this hash gave each stream its only place in a table, so two streams could
+    displace each other.
+    """
     source = (
         CLIENT
         + r"""
@@ -245,7 +247,9 @@ def test_the_end_of_a_context_leaves_streams_of_others_known(tmp_path):
 
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
-    """There are four buffers for twelve streams. While all are in flight, none is free, but one soon will be."""
+    """There are four buffers for twelve streams. While all are in flight, a thread waits for the next one to become
+    free.
+    """
     source = (
         CLIENT
         + r"""

@@ -209,7 +209,9 @@ def test_the_launcher_knows_the_proven_architectures():
 
 @pytest.mark.full
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
-    """The pipeline is asked about the first kernel, once for all processes: then the cache has the answer."""
+    """The pipeline is asked only about the first kernel, once for all processes. After that, the answer is in the
+    cache.
+    """
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
     for asked in (1, 0):
         trace, found = run(tmp_path, program, cubin, options=options)
@@ -251,7 +253,7 @@ def test_stages_pass_records_they_do_not_know(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """The driver loads these images although they're damaged, or contain other things, too."""
+    """The driver loads these images although they're damaged or contain additional data."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
     torn[-len(cubin.read_bytes()) - 60] = 1  # the second image's header claims to be 1 byte long

@@ -147,7 +147,7 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
 
 @pytest.mark.parametrize("kernels", first("foo -bar exec foo", "foo foo exec"))
 def test_another_program_takes_the_place(tmp_path, program, kernels):
-    """Names that are only counted until the end are written before it."""
+    """Kernel names that would only be written at the end are written before the exec."""
     count = kernels.split("exec")[0].count("foo")
     lines = said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=("--launch-skip", "7"))
     assert lines[0] == f"0 launches with probes, {count} without: {LEFT_OUT} ({count})"

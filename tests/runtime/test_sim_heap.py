@@ -100,7 +100,7 @@ def play(code):
 
 @pytest.mark.full
 def test_many_live_at_once(play):
-    """There are a million allocations. If each call examined all of them, this wouldn't end."""
+    """With a million allocations, the test would never end if each call examined all of them."""
     script = """
     ok(cu.cuCtxSetLimit(2, c_size_t(1 << 24)))
     ok(run("hold", 1000, 10, 100))

@@ -55,7 +55,7 @@ def check(text, status, log, *ways):
 
 @pytest.fixture(params=["module", full("library, file, link")])
 def check(request, sim_play, tmp_path):
-    """Load a text in some ways; the status and the error log must be these."""
+    """Load a text in several ways, and check the status and the error log."""
 
     def run(text, status, log, **env):
         script = f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r}, {request.param})"

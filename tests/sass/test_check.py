@@ -87,7 +87,7 @@ def test_a_kernel_that_was_not_changed(image):
 
 
 def test_a_kernel_without_a_schedule(image):
-    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize."""
+    """ptxas 13.5 writes no stalls and no barriers into code that it doesn't optimize."""
     cubin = CubinEditor(image)
     name = next(iter(cubin.kernels)).decode()
     kernel, facts = read_kernel(cubin, name, TABLE), read_facts(cubin, name)

@@ -130,7 +130,7 @@ def test_a_callback_that_fails_is_reported_once(tmp_path, text, said):
 
 
 def test_processes_left_by_a_callback_do_not_block(tmp_path):
-    """The callback writes a lot, and starts a process that outlives it."""
+    """The callback writes a lot of output, and starts a process that outlives it."""
     text = """
 import os, sys
 for _ in range(100):

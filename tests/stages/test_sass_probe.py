@@ -264,7 +264,9 @@ def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, libra
 
 
 def test_code_without_a_schedule(image):
-    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize. The kernel's sites are shown."""
+    """ptxas 13.5 writes no stalls and no barriers into code that it doesn't optimize. --explain still shows the
+    kernel's sites.
+    """
     start, size = text_of(image, "copy")
     words = parse_words(image[start : start + size])
     bare = dump_words([with_control(word, Control(0, True, 7, 7, 0, 0)) for word in words])

@@ -405,7 +405,9 @@ def test_perfetto_has_its_own_records_of_work():
 
 
 def test_perfetto_has_arrows():
-    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package doesn't know)."""
+    """Calls refer to the records of GPU work, through TrackEvent's extension gpu_correlation, which the package doesn't
+    know.
+    """
     packets = perfetto(small())
     names = {one.iid: one.name for one in packets[0].interned_data.event_names}
     works = [p.gpu_render_stage_event for p in packets if p.HasField("gpu_render_stage_event")]

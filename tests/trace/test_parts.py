@@ -63,7 +63,7 @@ def test_parts_are_joined(cuts):
 
 
 def test_parts_may_come_one_by_one():
-    """Parts arrive as in a live stream: the buffer isn't complete before the last one."""
+    """Parts arrive one by one, as in a live stream. The buffer isn't complete before the last one."""
     made, found = take(part(DATA[:48], length=48))
     assert not found and made.pending == 1
     made.add(part(DATA[48:], at=48, length=48))
@@ -189,7 +189,9 @@ def test_a_file_that_ends_before_a_frame(tmp_path):
 
 
 def test_more_than_there_is_memory_for(monkeypatch):
-    """A frame of zeros takes a few bytes in a trace; data that the machine can't hold isn't unpacked."""
+    """In a trace, a frame of zeros takes only a few bytes. If the machine can't hold the unpacked data, it isn't
+    unpacked.
+    """
     _, (buffer,) = take(part(THIN, units=2))
     monkeypatch.setattr(os, "sysconf", lambda name: 8)
     with pytest.raises(MissingError, match="its 96 bytes are more than there is memory for"):

@@ -93,8 +93,8 @@ def test_an_image_in_a_file(tmp_path, size):
 
 
 def test_an_image_that_is_not_the_one_in_the_trace(tmp_path):
-    """Either the driver linked the image, or it's in a file and the trace has no digest. After exec(3), numbers start
-    again.
+    """Either the driver linked the image, or the image is in a file and the trace has no digest of it. After exec(3),
+    the numbers of modules start again.
     """
     kept = tmp_path / "kept"
     for text in (b"before exec", b"linked"):

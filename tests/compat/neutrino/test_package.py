@@ -117,7 +117,7 @@ tensortrace(forward)(1, Tensor())
 
 
 def test_tensor_trace(tmp_path):
-    """The lines are like Neutrino's: on standard error if nothing is recorded."""
+    """The lines are like Neutrino's. They go to standard error if nothing is recorded."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", TENSORS], capture_output=True, text=True, check=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},

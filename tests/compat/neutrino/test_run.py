@@ -162,7 +162,7 @@ def test_slowdown(tmp_path):
     ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2048 + 6 * 128)]
 )
 def test_memory(tmp_path, test, needed):
-    """The loop over MODELS and TESTS prints a line per process with the folder at its end, and takes the `max`."""
+    """The loop over MODELS and TESTS prints a line per process that ends with its folder, and takes the `max`."""
     res = run(tmp_path, "neutrino", "-p", test, "--memusage", "python", PROGRAM, "fork", text=False)
     copied = []
     for tracedir in res.stderr.decode().split("\n"):

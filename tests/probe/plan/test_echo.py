@@ -1,4 +1,4 @@
-"""A back end for a made-up machine: the shared code in gpt/probe is all it needs, and knows nothing about it."""
+"""A back end for a made-up machine needs only the shared code in gpt/probe, and that code doesn't know about it."""
 
 import ast
 from pathlib import Path

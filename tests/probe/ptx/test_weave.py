@@ -237,7 +237,7 @@ def test_a_remainder_needs_no_division(value, divisor):
 
 
 def test_the_number_of_a_block_at_an_exit_has_64_bits_where_32_do_not(tmp_path):
-    """ptxas takes the lower 32 bits of a larger constant. A buffer of 2^32 counts has 32 GB."""
+    """ptxas would use the lower 32 bits of a larger constant. The buffer of 2^32 counts would have 32 GB."""
     fields, values = ", ".join(f'f{number} = "u64"' for number in range(32)), ", ".join(["TIME"] * 32)
     large = probe(
         f'[map.m]\nlevel = "block"\ncap = {1 << 24}\ndata = {{{fields}}}\n'

@@ -436,7 +436,7 @@ THREE = 'data = {a = "u64", b = "u64", c = "u64"}'
 
 
 def test_the_slots_of_a_table(tmp_path):
-    """A slot has a count, 8 bytes per 32 bits of the key, and the other fields by their alignment."""
+    """A slot has a count, 8 bytes for each 32 bits of the key, and the other fields, aligned by their types."""
     data = 'data = {a = "u32", b = "u64", c = "u64"}'
     file = read(TABLE.format(f'{data}\nkey = ["b", "a"]\ncap = 9\nmin = ["c"]'), tmp_path)
     (map_,) = file.maps

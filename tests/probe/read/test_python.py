@@ -159,7 +159,7 @@ def programs(draw, depth=2):
 
 
 class U32(int):
-    """A number wraps as the register does, and a constant next to it gets the register's type."""
+    """An operand in a register of 32 bits. It wraps around, and a constant next to it gets its type."""
 
     def make(name):
         def method(self, other=0):
