@@ -338,7 +338,9 @@ class _Request:
 
 
 def _is_for_us(told: _Request) -> bool:
-    """Return whether a fork would do the same as a new process: the variables that Python itself reads must be equal."""
+    """Return whether a fork would do the same as a new process: the variables that Python itself reads must be
+    equal.
+    """
     differ = told.env.items() ^ os.environ.items()
     return Path(told.words[0]).name in mains() and not any(name.startswith("PYTHON") for name, _ in differ)
 

@@ -297,7 +297,9 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """An empty pipe means that the stage before it failed and has already said so. One fault gives one error message."""
+    """An empty pipe means that the stage before it failed and has already said so. One fault gives one error
+    message.
+    """
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:

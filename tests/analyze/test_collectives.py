@@ -256,7 +256,7 @@ def test_the_first_collective_and_the_warm_up_are_told_apart():
     ("count", "late", "dominated"), [(8, 0, "not clear"), (9, 0, "transfer"), (9, 100, "both"), (9, 1000, "waiting")]
 )
 def test_waits_or_transfers_dominate_collectives(count, late, dominated):
-    """Of the 50 + `late` us of each collective, rank 0 waits for `late`. Rank 1 never waits."""
+    """Each collective takes 50 + `late` us, of which rank 0 waits for `late`. Rank 1 never waits."""
     begins, ends = lockstep(2, count, {(1, n): late * US for n in range(count)})
     found = ask("collectives", *(rank(n, begins[n], ends[n]) for n in (0, 1)))
     assert found.rows["kernels"][0]["dominated"] == dominated

@@ -113,7 +113,9 @@ def reduce(path, keep):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return a trace of four launches with all built-in probes, and the same trace with the details of one launch only."""
+    """Return a trace of four launches with all built-in probes, and the same trace with the details of one launch
+    only.
+    """
     folder = tmp_path_factory.mktemp("detail")
     program = probing.build(folder, probing.CLIENT + MAIN)
     named = [word for name in PROBES for word in ("-p", name)]

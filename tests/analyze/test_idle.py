@@ -439,7 +439,7 @@ def test_pieces_are_cut_at_each_edge_of_a_layer():
 
 @pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
 def test_a_kernel_that_gets_slower(growth, told):
-    """Of 40 launches, the last quarter takes 20 + 4 * 34.5 us on average, and the first quarter 20 + 4 * 4.5 us."""
+    """The first quarter of 40 launches takes 20 + 4 * 4.5 us on average, and the last quarter 20 + 4 * 34.5 us."""
     made, at = Made(), 10
     for number in range(40):
         made.call("cuLaunchKernel", 3 * number, 1, at, 20 + growth * number, function=2)

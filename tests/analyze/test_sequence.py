@@ -592,7 +592,9 @@ def test_stages_of_what_is_launched_once():
     ],
 )
 def test_a_few_bytes_are_no_weights(size, wanted):
-    """Two copies at 2 and 30 ms take 2 ms each, long before code is loaded. They count as weights only from 64 KiB on."""
+    """Two copies at 2 and 30 ms take 2 ms each, long before code is loaded. They count as weights only from 64 KiB
+    on.
+    """
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, size), ("cuMemcpyHtoD", 30, 2, size), ("cuModuleLoadData", 40, 2)]
     rows = ask("stages", made(*calls, *launches((45, 1), (50, 1)), ("cuStreamSynchronize", 55, 5))).rows["stages"]
     times = {row["category"]: row["time"] / MS for row in rows}

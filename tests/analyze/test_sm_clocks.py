@@ -112,7 +112,9 @@ def test_drift_makes_the_bound_larger():
 
 
 def test_one_pair_per_sm_uses_the_highest_rate():
-    """One pair per SM gives no rate, so the device's highest rate is used. The error is then only known at the pairs."""
+    """One pair per SM gives no rate, so the device's highest rate is used. The error is then only known at the
+    pairs.
+    """
     once = [Sm(at, 1000 * at, [2.0], [40 * at]) for at in range(4)]
     assert align(once, 32, 0)[0].rate is None
     clocks, asked = align(once, 32, 0, highest=0.5)

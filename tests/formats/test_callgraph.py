@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """The cubin no longer says that `alone` calls `lonely`, so another cubin might be the one that does."""
+    """The cubin no longer says that `alone` calls `lonely`, so maybe another cubin calls it."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")

@@ -1,5 +1,5 @@
-"""Find the two functions through which Python may call torch.nn.Module.__call__: Python's own, and the one that
---layers puts in its place.
+"""Find the two functions through which Python may call torch.nn.Module.__call__: Python's own, and its replacement
+under --layers.
 """
 
 from __future__ import annotations

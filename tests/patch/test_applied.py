@@ -53,7 +53,9 @@ def test_lists_of_ones_own_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
 @pytest.mark.parametrize("option", ["-r", "--recursive="])
 def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
-    """In the past, find took a folder named '-delete' for an instruction, and deleted everything in the current folder."""
+    """In the past, find took a folder named '-delete' for an instruction, and deleted everything in the current
+    folder.
+    """
     (backup := tmp_path / name / "lib.so.gpt-orig").parent.mkdir()
     backup.write_bytes(bytes(4096))
     (tmp_path / "notes.txt").write_text("precious")

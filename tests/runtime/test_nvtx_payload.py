@@ -176,7 +176,7 @@ def test_ids_of_schemas(tmp_path):
 
 
 def test_tables_that_are_not_known_stay_as_they_are(tmp_path):
-    """The page after the last one that a table may touch is inaccessible."""
+    """The page after a table's last page is inaccessible."""
     more = r"""
     nvtxExtModuleInfo_t wild[] = {
         {2, sizeof(module), 2, 0x0104, 1, &segment, 0, 0}, {3, 32, 2, 0x0104, 1, &segment, 0, 0},

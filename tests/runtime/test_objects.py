@@ -342,7 +342,7 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """What probing asks about objects is tested without a driver: images, attributes, parameters, variables,
+    """Probing's questions about objects are answered without a driver: images, attributes, parameters, variables,
     generations.
     """
     source = hooked.ROOT / "runtime" / "hook"

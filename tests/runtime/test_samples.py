@@ -78,7 +78,7 @@ def test_python_frames_have_the_right_lines(tmp_path, python):
 
 
 def test_a_running_thread_has_no_impossible_stack(tmp_path):
-    """Functions are called and return all the time. Each recorded stack must be one that the program can have."""
+    """Functions are called and return all the time. Each recorded stack must be possible in this program."""
     source = """
 def f(n): return g(n) + h(n)
 def g(n): return h(n + 1)

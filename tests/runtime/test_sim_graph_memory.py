@@ -22,8 +22,8 @@ def test_operations_refused_for_graphs_that_allocate(play):
 
 
 def test_answers_depend_on_the_order_of_calls(play):
-    """Whether memory may be used depends on the order of calls, not of execution: work may use memory that a later call
-    frees, but none that an earlier call freed.
+    """The order of calls matters, not the order of execution: work may use memory that a later call frees, but no
+    memory that an earlier call freed.
     """
     play(PROGRAMS / "answers_depend_on_the_order_of_calls.c", GPT_SIM_MEMORY=str(1 << 30))
 

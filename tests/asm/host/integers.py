@@ -1,5 +1,5 @@
-"""Integer instructions, computed with Python's exact arithmetic. Where PTX leaves a result undefined, as for a
-division by zero, the expected result is that of gpt/asm/host/integer.py.
+"""Integer instructions, computed with Python's exact arithmetic. PTX leaves some results undefined, as for a division
+by zero. gpt/asm/host/integer.py says which results are expected.
 """
 
 from __future__ import annotations

@@ -334,7 +334,9 @@ class Program:
         )
 
     def differs(self, found: bytes, wanted: bytes) -> str:
-        """Return the first difference between two results and the last step that wrote there, or "" if they're equal."""
+        """Return the first difference between two results and the last step that wrote there, or "" if they're
+        equal.
+        """
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
         if at is None:
             return ""

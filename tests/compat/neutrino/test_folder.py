@@ -295,8 +295,8 @@ sys.exit(t.write(Path(sys.argv[1]), t.forge.trace(*t.LAUNCH, t.forge.buffer(1, t
 @pytest.mark.full
 @pytest.mark.parametrize("size", [20, 100, 3000])
 def test_a_full_disk(tmp_path, size):
-    """Files are either complete or absent. The line before the one that names the folder says that something is
-    missing.
+    """Files are either complete or absent. A line says that something is missing, and then comes the line with the
+    folder's name.
     """
     done = subprocess.run(
         [sys.executable, "-B", "-c", LIMITED, tmp_path, Path(__file__).parents[3]],
