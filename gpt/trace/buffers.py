@@ -130,6 +130,11 @@ class MapLayout:
         )
 
     @property
+    def has_ranges(self) -> bool:
+        """True if the records are ends of the `ranges`."""
+        return bool(self.ring and self.ranges) and tuple(self.types.items()) == rooms.RANGE_FIELDS
+
+    @property
     def unit(self) -> int | None:
         """The size of a unit in bytes, or None for a log."""
         return None if self.type == "log" else self.head + self.capacity * self.stride

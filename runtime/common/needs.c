@@ -87,7 +87,8 @@ static bool find_uses(struct cursor cursor, struct uses *uses, bool inside) {
             break;
         uses->segment += is(keys.kind, "header");
         if (is(keys.kind, "chunk") && !inside && keys.data.type == BINARY) {
-            uint64_t used = unsigned_of(keys.used) < keys.data.number ? unsigned_of(keys.used) : keys.data.number;
+            uint64_t used =
+                unsigned_of(keys.used) < keys.data.number ? unsigned_of(keys.used) : keys.data.number;
             if (!find_uses((struct cursor){keys.data.data, keys.data.data + used, false}, uses, true))
                 return false;
         } else if (is(keys.kind, "function") && keys.id.type == UNSIGNED && keys.name.type == TEXT) {

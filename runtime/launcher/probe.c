@@ -398,7 +398,8 @@ void set(const char *name, const char *value) {
         unsetenv(name);
 }
 
-// Return the absolute path of the trace of --rerun, after checking that it says how much memory kernels needed.
+// Return the absolute path of the trace of --rerun, after checking that it says how much memory kernels
+// needed.
 static const char *check_needs(const struct probing *probing) {
     struct gpt_needs needs;
     if (probing->memusage || probing->benchmark)
@@ -407,7 +408,8 @@ static const char *check_needs(const struct probing *probing) {
     if (fault)
         fail(USAGE, probing->rerun, "%s", fault);
     if (!needs.count)
-        fail(USAGE, probing->rerun, "has no counts for --rerun: record it with --memusage and the same probes");
+        fail(USAGE, probing->rerun,
+             "has no counts for --rerun: record it with --memusage and the same probes");
     free(needs.all);
     free(needs.data);
     return strdup(path);

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from gpt.analyze.lib.density import MOST_SMS
 from gpt.analyze.lib.sm_clocks import SLOPES, SmClocks, describe_bound, highest_rate
 from gpt.base.errors import GptError
-from gpt.probe.model import RANGE_FIELDS
 from gpt.screen.units import amount
 from gpt.timeline.tracks import NO_WARP, WARP_RANGE, WarpRanges
 
@@ -58,7 +57,7 @@ def find_warp_ranges(launches: Iterable[Ran]) -> WarpRanges:
     missing, bounds, parts = Counter[str](), list[tuple[float, str]](), [np.zeros(0, WARP_RANGE)]
     for ran in launches:
         for buffer in ran.launch.buffers.values():
-            if not is_of_ranges(buffer):
+            if not buffer.map.has_ranges or buffer.unsaved:
                 continue
             try:
                 saved = buffer.read()
@@ -83,13 +82,6 @@ def choose_blocks(found: WarpRanges) -> WarpRanges:
     first = np.full(len(streams), np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(first, which, rows["block"])
     return found._replace(rows=rows[rows["block"] == first[which]])
-
-
-def is_of_ranges(buffer: Buffer) -> bool:
-    """Return whether a buffer has records of ranges."""
-    layout = buffer.map
-    fields = [(name, type_) for name, type_ in layout.types.items()]
-    return bool(layout.ring and layout.ranges) and not buffer.unsaved and tuple(fields) == RANGE_FIELDS
 
 
 def _find(

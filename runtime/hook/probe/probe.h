@@ -978,9 +978,9 @@ struct settings {
     uint64_t detail; // launches of a kernel and grid that keep all that was saved
     uint64_t memory; // device memory for buffers, in bytes; 0: a tenth of what's free
     bool complete;
-    bool keeps;     // stages keep their output (--keep): request everything
-    bool benchmark; // also launch the kernel without probes
-    bool memusage;  // only count records
+    bool keeps;        // stages keep their output (--keep): request everything
+    bool benchmark;    // also launch the kernel without probes
+    bool memusage;     // only count records
     const char *rerun; // the trace of the run that this one repeats, or NULL
 };
 extern struct settings hook_settings;
@@ -994,8 +994,8 @@ bool hook_is_closed(const char *path); // true if the library's code is closed, 
 
 // -- rerun.c ---------------------------------------------------------------
 
-// Return how many bytes the kernel's largest launch needed in the run that this one repeats, or 0 if that isn't
-// known.
+// Return how many bytes the kernel's largest launch needed in the run that this one repeats, or 0 if that
+// isn't known.
 uint64_t hook_needed_before(const char *kernel);
 
 // -- sources.c -------------------------------------------------------------

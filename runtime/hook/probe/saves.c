@@ -251,8 +251,8 @@ void hook_end_replay(struct replay *replay) {
 //
 // Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
 // gets logs that are large enough. The first launch with another grid or block gets as much for each thread
-// as the most that any launch of the kernel needed; with --rerun, it gets as much as the kernel's largest launch
-// needed in the run that this one repeats.
+// as the most that any launch of the kernel needed; with --rerun, it gets as much as the kernel's largest
+// launch needed in the run that this one repeats.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
