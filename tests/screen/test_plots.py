@@ -100,6 +100,27 @@ def test_settings_in_the_working_directory_count_for_nothing(tmp_path):
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.parametrize("link", [".cache/matplotlib", ".cache/gpt/matplotlib"])
+def test_fonts_are_not_listed_where_another_users_link_leads(link, tmp_path):
+    """Root may have that user's HOME. matplotlib would overwrite the file, and complains if it can't keep the list."""
+    from matplotlib.font_manager import FontManager
+
+    folder = tmp_path / "home" / link
+    folder.mkdir(parents=True)
+    (tmp_path / "home").chmod(0o777)
+    (tmp_path / "victim").write_text("mine")
+    (folder / f"fontlist-v{FontManager.__version__}.json").symlink_to(tmp_path / "victim")
+    code = (
+        "import pathlib, gpt.screen.plots as plots; from tests.screen import test_plots as t\n"
+        "plots.draw(pathlib.Path('p.svg'), [t.make_answer('kernels', [t.NAME, t.TIME], [('k', 5)])])"
+    )
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    env = {name: value for name, value in env.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert (tmp_path / "victim").read_text() == "mine" and done.stderr == b""
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "victim", "p.svg"}
+
+
 @pytest.mark.full
 def test_a_letter_without_a_glyph_is_not_warned_of(tmp_path, recwarn):
     plots.draw(tmp_path / "p.png", [make_answer("kernels", [NAME, TIME], [("\u6f22\u5b57", 5)])])
