@@ -6,6 +6,7 @@ with a unit, for each text in the first column.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import textwrap
@@ -81,6 +82,7 @@ def _draw(path: Path, answers: Sequence[Record]) -> None:
     # user.
     matplotlib.rcdefaults()
     matplotlib.use("Agg")
+    logging.getLogger("matplotlib").setLevel(logging.CRITICAL)  # it warns if listing fonts is slow, or can't be kept
     from matplotlib import pyplot
 
     told = [(answer, plot) for answer in answers for plot in answer.get("plots", ())]
