@@ -106,8 +106,7 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
 def read(
     stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
 ) -> bool:
-    """Do the work of `base.read` on a cluster: the one at this address, the one in Dask's configuration, or a local
-    one.
+    """Do the work of `base.read` on a cluster: at this address, from Dask's configuration, or local.
 
     Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
     """
@@ -175,7 +174,7 @@ def _check_settings() -> None:
 
 
 def _start(dask: Any, distributed: Any, opened: ExitStack) -> Any:
-    """Start a local cluster with one process per core. Hides our main file, which its workers would run again.
+    """Start a local cluster with one process per core. Our main file is hidden, because the workers would run it again.
 
     Dask looks for modules in the folder of its temporary files. By default it's in /tmp, and another user may have made
     it.
@@ -238,7 +237,7 @@ def _version() -> str:
 
 
 def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
-    """Wait for the result. Raises GptError if there won't be one: Dask waits forever if no worker is left."""
+    """Wait for the result. Raises GptError if no worker is left, because Dask would wait forever."""
     idle = 0
     try:
         while True:
