@@ -19,9 +19,10 @@ from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
 from gpt.sass.derive.oracle import Effect, Oracle
 from gpt.sass.tables import UNKNOWN, Count
 
-# Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well. Field
-# 16 has room for the 128 registers that a warp group writes, and 64 and 32 for as many that are read. No other field of
-# such an instruction may begin there, or it would seem to be written or read, too. None is 0: nvdisasm doesn't list UR0.
+# Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well.
+# Field 16 has room for the 128 registers that a warp group writes, 64 and 32 for as many that are read. No other field
+# of such an instruction may begin there, or it would seem to be written or read, too. None is 0: nvdisasm doesn't list
+# UR0.
 SPREAD = {16: 104, 24: 8, 32: 120, 64: 32, 40: 240}
 MOST_SELECTORS = 9
 TURNED = 2  # words per opcode in which every modifier is flipped
