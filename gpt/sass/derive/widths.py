@@ -19,11 +19,10 @@ from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
 from gpt.sass.derive.oracle import Effect, Oracle
 from gpt.sass.tables import UNKNOWN, Count
 
-# Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well.
-# Field 16 has room for the 128 registers that a warp group writes, 64 and 32 for as many that are read. No other field
-# of such an instruction may begin there, or it would seem to be written or read, too. None is 0: nvdisasm doesn't list
-# UR0.
-SPREAD = {16: 104, 24: 8, 32: 120, 64: 32, 40: 240}
+# Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well,
+# and there's room for the 128 registers that a warp group reads at 64. The 128 that it writes at 16 include all numbers
+# that follow (_run). None is 0: nvdisasm doesn't list UR0.
+SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
 MOST_SELECTORS = 9
 TURNED = 2  # words per opcode in which every modifier is flipped
 FEW = 5  # up to this many selectors, every value is tried with several words
@@ -119,9 +118,15 @@ class Samples:
 
 
 def _run(mask: int, number: int, one: Field) -> int:
-    """Return how many consecutive registers from a number on are in the mask."""
+    """Return how many consecutive registers from a number on are in the mask. If the one before is, too, they belong to
+    a field with a lower number.
+    """
+    if one.width < 6:
+        return mask >> number & 1
+    if number and mask >> number - 1 & 1:
+        return 0
     mask >>= number
-    return min(1, mask & 1) if one.width < 6 else (~mask & mask + 1).bit_length() - 1
+    return (~mask & mask + 1).bit_length() - 1
 
 
 def _left(effect: Effect, word: int, fields: list[Field], shape: Sequence[Sequence[int]]) -> str:
