@@ -192,9 +192,7 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
 
 
 def _check_waits(original: Kernel, new: Kernel, amended: frozenset[int]) -> Iterator[Finding]:
-    """Find amended words that wait for a barrier, or set one that the next word waits for, before the barrier shows
-    anything (flow.py).
-    """
+    """Find waits near amended words that come too early: the barrier doesn't show anything yet (flow.py)."""
     stalls, writes, reads, waits = new.code.controls
     for index in amended:
         for at in range(max(0, index - 1), min(index + 1, len(original.code) - 1)):

@@ -3,12 +3,12 @@
 A snippet's words are trusted, but not that the weaver provides what they read. Each register that a snippet reads must
 be one of these:
 
-- an input with a value: the kernel's own, or one that an earlier snippet wrote. A snippet under a guard writes only in
-  some lanes, so only snippets under the same guard may read that;
+- an input with a value, which the kernel or an earlier snippet wrote. A snippet under a guard writes only in some
+  lanes, so only snippets under the same guard may read the result;
 - written by an earlier word of the snippet. ptxas's code never reads a register that only later words write.
 
-A guard is that of a moved instruction, and its predicate still has, or already has, the value that this instruction
-sees: no instruction that's moved in between writes it.
+A snippet has the guard of a moved instruction, and sees the same value of the predicate: no instruction that's moved
+between the two writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 def iter_missing(part: Inserted, code: Code, given: int, known: int, own: int) -> Iterator[tuple[int, str]]:
     """Yield registers that a snippet reads, but shouldn't, with the reason.
 
-    `given` are its inputs, `known` the registers that have a value, and `own` those that have the kernel's value.
+    `given` are its inputs, all registers in `known` have a value, and `own` have the kernel's value.
     """
     yield given & ~known, "is read, but nobody has written it"
     guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
@@ -51,9 +51,7 @@ def defined_under_guard(trampoline: Trampoline, number: int, code: Code) -> int:
 
 
 def has_guard_of_site(trampoline: Trampoline, number: int, code: Code) -> bool:
-    """Return whether a part's guard is that of a moved instruction, which sees the same predicate. `code` is the
-    original.
-    """
+    """Return whether a moved instruction has a part's guard and sees the same predicate. `code` is the original."""
     parts, part = trampoline.parts, trampoline.parts[number]
     guard = getattr(part, "guard", None)
     if guard is None:

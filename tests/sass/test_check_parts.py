@@ -122,7 +122,7 @@ def test_what_is_written_under_a_guard_is_read_under_the_same(saxpy):
 
 
 def test_a_guard_has_the_value_that_the_site_sees(saxpy):
-    """A moved comparison that has the guard P0 and writes P0 changes the guard for what follows."""
+    """A moved comparison with the guard P0 overwrites P0, so a snippet after it can't use that guard."""
     version, _ = saxpy
     compare = next(one.index for one in reversed(version.kernel.code) if one.name == "ISETP")
     guard = Guard(0, True)

@@ -230,7 +230,7 @@ class Weaver:
         self._wait_now(len(self.words) - 1)
 
     def _wait_now(self, index: int) -> None:
-        """Make a word wait for all barriers, including those that the previous word sets."""
+        """Make a word wait for all barriers. The previous word may have set one, so that gets the necessary stall."""
         self.words[index] = with_control(self.words[index], control_of(self.words[index])._replace(wait=63))
         before = control_of(self.words[index - 1])
         if index > len(self.kernel.code) and before.stall < SHORTEST:
