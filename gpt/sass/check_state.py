@@ -24,9 +24,10 @@ that the kernel doesn't name, and all lanes must have met at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
+from gpt.sass import check_again as again
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, pass_time, union
@@ -42,7 +43,11 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 STACK_POINTER = 1 << 1
 _WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lanes of the warp may run in the meantime
 
+MAX_FAULTS = 50
+EVERYWHERE = 1 << 62  # beyond any word
+
 Fault = tuple[int, str, str]  # instruction, rule, detail
+Step = Callable[[int, State], Iterable[tuple[int, State]]]
 
 
 class TrampolineCheck:
@@ -77,11 +82,17 @@ class TrampolineCheck:
         own = self.around.needed(first) | (STACK_POINTER if has_stack else 0)
         pending = frozenset((written, cycles, KERNEL) for written, cycles in kernel.find_late(first))
         start = State(own, defined, frozenset(), flight, NOTHING, pending, (), KERNEL)
-        states: dict[int, State] = {self.trampoline.start: start}
-        left = [self.trampoline.start]  # a heap: a word is usually visited once, after all that lead to it
-        while left and len(self.faults) < 50:
+        self._follow_all(self.trampoline.start, start, EVERYWHERE, self._step_or_pass)
+        self._compare_sets()
+        return list(dict.fromkeys(self.faults))
+
+    def _follow_all(self, start: int, state: State, end: int, step: Step) -> dict[int, State]:
+        """Follow all paths from `start` up to words at `end` or later. Return the state at each word."""
+        states = {start: state}
+        left = [start]  # a heap: a word is usually visited once, after all that lead to it
+        while left and left[0] < end and len(self.faults) < MAX_FAULTS:
             at = heappop(left)
-            for index, arriving in self._step(at, states[at]):
+            for index, arriving in step(at, states[at]):
                 known = states.get(index)
                 joined = join(known, arriving)
                 if joined is None:
@@ -90,8 +101,52 @@ class TrampolineCheck:
                     states[index] = joined
                     if index not in left:
                         heappush(left, index)
-        self._compare_sets()
-        return list(dict.fromkeys(self.faults))
+        return states
+
+    def _step_or_pass(self, index: int, state: State) -> Iterable[tuple[int, State]]:
+        """Run a word, or if a long snippet begins with it, all of the snippet."""
+        number = self.parts.get(index)
+        part = self.trampoline.parts[number] if number is not None else None
+        if number is None or not isinstance(part, Inserted) or part.start != index or part.length < again.SHORTEST:
+            return self._step(index, state)
+        known = self._know(part)
+        mask = again.with_copies(known.mask, state)
+        around = self.around
+        sets = self._beyond, self._shared, around.original.steady, *self._facts_of(number)
+        key = again.make_key(state, number, mask, *sets)
+        result = known.results.get(key)
+        end = index + part.length
+        if result is None:
+            faults, reads, saved = len(self.faults), self.reads, self.saved
+            self.reads = self.saved = 0
+            states = self._follow_all(index, state, end, self._step)
+            found = again.make_result(states.get(end, state), number, self.reads, self.saved)
+            self.reads, self.saved = self.reads | reads, self.saved | saved
+            leaving = [(at, after) for at, after in states.items() if not index <= at < end]
+            if len(self.faults) == faults and [at for at, _ in leaving] == [end]:
+                known.keep(key, found)
+            return leaving
+        self.reads |= result.reads
+        self.saved |= result.saved
+        return ((end, again.apply(result, state, number, mask)),)
+
+    def _know(self, part: Inserted) -> again.Known:
+        """Return what's known about a snippet with these names."""
+        words = tuple(self.code.words[part.start : part.start + part.length])
+        memo = self.code.table.memo("check_again")
+        names = ((file, *some.items()) for file, some in part.names.items())
+        key = words, part.snippet.inputs, part.guard, self.around.declaration.stack, *names
+        found: again.Known | None = memo.get(key)
+        if found is None:
+            if len(memo) >= again.KEPT:
+                memo.clear()
+            mask = rename(pack(part.snippet.inputs), part)
+            if part.guard:
+                mask |= 1 << STARTS.P + part.guard.predicate
+            for index, word in enumerate(words, part.start):
+                mask |= again.mask_of(self._word(index), word)
+            found = memo[key] = again.Known(mask)
+        return found
 
     def _compare_sets(self) -> None:
         named = 0

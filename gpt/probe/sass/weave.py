@@ -51,7 +51,7 @@ from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import UnknownOpcodeError, table_of
-from gpt.sass.words import NO_BARRIER, SIZE, bits, dump_words, with_control
+from gpt.sass.words import NO_BARRIER, SIZE, dump_words, with_control
 from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
@@ -141,7 +141,7 @@ class _Weaver:
         freed, constants = self.share_variables()
         built = self.cubin.build()
         new = CubinEditor(built)
-        version = Version(read_kernel(new, self.name, self.table), read_facts(new, self.name))
+        version = Version(read_kernel(new, self.name, self.table, self.kernel.code), read_facts(new, self.name))
         if found := check(self.original, version, declaration):
             detail = f"{found[0].place * SIZE:#x}: {found[0].rule}: {found[0].detail}"
             raise LeftAlone("unproven", detail, self.name)
@@ -293,7 +293,7 @@ class _Weaver:
         """
         kernel = self.original.kernel
         # This includes parts of other operands, which does no harm.
-        banks = {bits(word, 54, 5) for word in kernel.code.words}
+        banks = kernel.code.parts(54, 5)
         if kernel.graph.calls_out:
             banks |= {ADDRESS_BANK, CONSTANT_BANK}
         try:
