@@ -77,6 +77,22 @@ class Compiled:
     sized: tuple[int, ...] = ()
     _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, repr=False, compare=False)
+    _sizes: dict[int, Compiled] = field(default_factory=dict, repr=False, compare=False)
+
+    def with_size(self, size: int) -> Compiled:
+        """Return the body in which the size of the program's constants is filled in. isspacep needs it to distinguish
+        them from global memory.
+        """
+        if not self.sized:
+            return self
+        found = self._sizes.get(size)
+        if found is None:
+            words = list(self.snippet.words)
+            for index in self.sized:
+                words[index] = with_bits(words[index], 32, 32, size)
+            snippet = replace(self.snippet, words=tuple(words))
+            found = self._sizes[size] = Compiled(snippet, self.table, self.wait)
+        return found
 
     @cached_property
     def code(self) -> Code:
@@ -294,18 +310,6 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
                 return "needs an address that only linking gives"
             found.append(index)
     return tuple(found)
-
-
-def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return a snippet in which the size of the program's constants is filled in. isspacep needs it to distinguish them
-    from global memory.
-    """
-    if not compiled.sized:
-        return compiled
-    words = list(compiled.snippet.words)
-    for index in compiled.sized:
-        words[index] = with_bits(words[index], 32, 32, size)
-    return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={}, _groups={})
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:

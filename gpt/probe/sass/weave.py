@@ -40,7 +40,7 @@ from gpt.probe.sass.function import SassFunction, find_obstacle
 from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
 from gpt.probe.sass.lowering import Lowered
 from gpt.probe.sass.registers import RESERVED, NothingToSpareError
-from gpt.probe.sass.snippets import VERSION, Compiler, with_size
+from gpt.probe.sass.snippets import VERSION, Compiler
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
 from gpt.probe.sass.values import written_by
@@ -261,7 +261,7 @@ class _Weaver:
                 given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
             else:
                 given.append(give_operand(site, head, use.when, member))
-        compiled = with_size(self.compiler.find(body.text), self._constants_size())
+        compiled = self.compiler.find(body.text).with_size(self._constants_size())
         return Piece(compiled, tuple(given), guard)
 
     def _constants_size(self) -> int:
