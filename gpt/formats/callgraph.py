@@ -95,7 +95,7 @@ class CallGraph:
             raise KeptWhole("relocatable code")
         if len(self.sections) >= MAX_SECTIONS:
             raise KeptWhole(f"{len(self.sections)} sections")
-        for type_ in np.unique(self.sections["type"]).tolist():
+        for type_ in sorted(set(self.sections["type"].tolist())):
             if type_ not in GENERIC and type_ not in NVIDIA:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
         self.room = SPACE + 2 * len(self.data)  # limit for the bytes of tables, because malicious tables may overlap
@@ -171,7 +171,7 @@ class CallGraph:
         return found
 
     def _connect(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        for source, target in np.unique(np.stack([sources, targets], axis=1), axis=0).tolist():
+        for source, target in sorted(set(zip(sources.tolist(), targets.tolist(), strict=True))):
             if target in self.code:
                 if source not in self.code:
                     raise KeptWhole("a section without code calls a function")

@@ -190,8 +190,7 @@ class Code:
 
     def parts(self, low: int, width: int) -> set[int]:
         """Return all values of a part of the words; the part must be in their lower half."""
-        values = self._array[:, 0] >> np.uint64(low) & np.uint64((1 << width) - 1)
-        return set(np.unique(values).tolist())
+        return set((self._array[:, 0] >> np.uint64(low) & np.uint64((1 << width) - 1)).tolist())
 
     @cached_property
     def controls(self) -> Controls:

@@ -181,7 +181,7 @@ def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -
     places: set[int] = set()
     symbols: set[int] = set()
     for table in tables:
-        symbols.update(np.unique(table["symbol"]).tolist())
+        symbols.update(table["symbol"].tolist())
         places.update(table["offset"][np.isin(table["symbol"], list(ends))].tolist())
     if not {symbol for symbol in symbols if _may_be_code(cubin, symbol)} - ends:
         places.add(_SOMEWHERE)

@@ -20,12 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgpack
 
-from gpt.asm.find import Tools
-from gpt.asm.processes import Processes
-from gpt.asm.targets import find_target
 from gpt.base.cache import Cache, default_folder, key_of
 from gpt.base.errors import GptError
 from gpt.base.scratch import scratch_folder
@@ -45,6 +43,9 @@ from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
+
+if TYPE_CHECKING:
+    from gpt.asm.find import Tools
 
 FORMAT = b"8"  # version of the cache's format
 VERSION = 8, 0  # PTX version
@@ -214,6 +215,10 @@ class Compiler:
         return Compiled(Snippet(tuple(parse_words(words)), Registers(R=inputs)), self._table, wait, tuple(sized))
 
     def _run(self, texts: list[str]) -> list[Compiled | str]:
+        from gpt.asm.find import Tools
+        from gpt.asm.processes import Processes
+        from gpt.asm.targets import find_target
+
         target = find_target(self._arch)
         assert target
         self._tools = self._tools or Tools(None, hint=HINT)
