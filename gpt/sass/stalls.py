@@ -57,8 +57,8 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
 
 
 def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]:
-    """Yield registers whose results may still be missing after a branch that replaces instruction `first`, each with
-    the number of cycles until they arrive.
+    """Yield registers that may not have been written yet after a branch that replaces instruction `first`, each with
+    the number of cycles until its value arrives.
     """
     seen: dict[int, int] = {}
     stalls = code.controls.stalls

@@ -356,7 +356,9 @@ def test_rounds_that_only_the_inference_has_are_said_to_be():
 
 
 def test_rounds_that_interleave_are_counted_thread_by_thread():
-    """Each of two threads launches k1 k2 k3 k4 ten times, one after the other, but two pairs of rounds interleave."""
+    """Two threads take turns at launching k1 k2 k3 k4, ten times each. In two of these turns, their launches
+    interleave.
+    """
     one = [(10 + 40 * n + 3 * step, step + 1) for n in range(10) for step in range(4)]
     other = [
         (start + (1 if n in (4, 7) else 20), kernel) for n in range(10) for start, kernel in one[4 * n : 4 * n + 4]
