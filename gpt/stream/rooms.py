@@ -62,6 +62,7 @@ STEPS = 5  # words of a value in a tile: a step for each bit in the number of a 
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
 MOST_RING = 1 << 16  # records in a ring
+RANGE_FIELDS = (("clock", "u64"), ("sm", "u32"), ("range", "u32"), ("number", "u32"))  # saved by RANGE
 MOST_FORMED = 4  # fields with a form; all others are `each`
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+import msgpack
 import pytest
 
 from gpt.stream.rooms import HEAD, SECTOR
@@ -180,3 +181,64 @@ def test_a_graph_keeps_its_logs_until_it_is_made_or_updated(tmp_path):
     found, trace, _ = run_logs(tmp_path, GRAPHED, 4)
     assert all(map(is_partial, found[:2])) and found[2:] == [(ACCESSES, 0)] * 2
     assert not unprobed(trace)
+
+
+@pytest.mark.parametrize(("main", "launches"), first((SYNCED, 3), (GRIDS, 4), (GRAPHED, 4)))
+def test_a_rerun_has_room_for_all_launches(tmp_path, main, launches):
+    """The first run only counts: it writes no buffers. The program's own results are checked in both."""
+    (tmp_path / "counted").mkdir()
+    found, trace, _ = run_logs(tmp_path / "counted", main, 4, "--memusage")
+    assert not found and sum(record["launches"] for record in trace.of("memusage")) == launches
+    found, trace, said = run_logs(tmp_path, main, 4, "--rerun", tmp_path / "counted" / "t.mp")
+    assert found == [(ACCESSES, 0)] * launches
+    assert not unprobed(trace) and LEFT not in said
+
+
+def rerun(trace, *options):
+    """Run `true` as a rerun, and return the result."""
+    line = hooked.command("run", "-fo", trace.parent / "again.mp", "--rerun", trace, *options, "--", "true")
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+
+
+def counts(*records):
+    """Return a trace with these records in a chunk."""
+    data = b"\0\0".join(map(msgpack.packb, records)) + b"\0"
+    return msgpack.packb({"kind": "chunk", "used": len(data), "data": data + b"\xff\xff"})
+
+
+HEADER, NAME = {"kind": "header"}, {"kind": "function", "id": 7, "module": 1, "name": "scale"}
+NEED = {"kind": "memusage", "function": 7, "launches": 1, "bytes": 5000, "most": 5000}
+ABSENT = "has no counts for --rerun: record it with --memusage and the same probes"
+
+
+@pytest.mark.parametrize(
+    ("data", "fact"),
+    [
+        (None, "does not exist"),
+        (b"", ABSENT),
+        (counts(HEADER, NAME), ABSENT),
+        (counts(HEADER, NEED), ABSENT),
+        (counts(HEADER, NAME, HEADER, NEED), ABSENT),  # another process has function 7
+        (counts(HEADER, NAME, NEED | {"most": -1}), ABSENT),
+        (counts(HEADER, NAME | {"name": b"scale"}, NEED), ABSENT),
+        (counts(HEADER, NAME, NEED)[:-60], ABSENT),
+        (counts(HEADER, {"kind": "chunk", "used": 1 << 63, "data": counts(NAME, NEED)}), ABSENT),
+        (counts(HEADER, NEED, NAME), None),
+        (b"\0" + counts(HEADER, NAME) + counts(NEED) + b"\xc1", None),
+    ],
+)
+def test_a_rerun_needs_counts(tmp_path, data, fact):
+    trace = tmp_path / "counted.mp"
+    if data is not None:
+        trace.write_bytes(data)
+    done = rerun(trace, "-p", "dmat")
+    assert done.returncode == (2 if fact else 0)
+    assert (f"gpt-hook: error: {trace}: {fact}\n" if fact else "") == done.stderr
+
+
+def test_options_that_save_nothing_have_no_rerun(tmp_path):
+    (trace := tmp_path / "counted.mp").write_bytes(counts(HEADER, NAME, NEED))
+    for option in "--memusage", "--benchmark":
+        done = rerun(trace, "-p", "dmat", option)
+        assert (done.returncode, "--rerun: cannot be combined with" in done.stderr) == (2, True)
+    assert "probe options without -p or --jit" in rerun(trace).stderr

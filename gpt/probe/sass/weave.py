@@ -214,7 +214,7 @@ class _Weaver:
                 before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
                 after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
                 if index == 0:
-                    before += self._begin(uses, kept)
+                    before[:0] = self._begin(uses, kept)
                     if slots:
                         before, after = [], [*before, *after]
                 before = [piece for piece in before if piece.compiled.snippet.words]

@@ -41,7 +41,7 @@ STRINGS = r"""
 leader = "lane0"
 level = "warp"
 cap = "count"
-budget = 100
+budget = 2560
 regs = ["u8", "f64"]
 [probe.m]
 pos = "kernel"
