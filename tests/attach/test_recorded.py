@@ -431,7 +431,7 @@ def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
 
 @pytest.mark.parametrize("form", [as_text, as_json])
 def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
-    """Every line of the program has its tag, and so has the end of a name; nobody else can know it."""
+    """Each line that the program prints has its tag, and so does the end of each name. Nobody else can know the tag."""
     forged = [*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1", "", "end"]
     forged += ["Lost 5 events", "Attaching 3 probes...", '{"type":"lost_events","data":{"events":9}}']
     evil = "x\n" + "\n".join(forged)
