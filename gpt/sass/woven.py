@@ -45,7 +45,7 @@ class Inserted:
 
     @property
     def length(self) -> int:
-        """Its number of words."""
+        """The number of words in the snippet."""
         return len(self.snippet.words)
 
 

@@ -25,7 +25,7 @@ def test_a_kernel_that_gets_slower(growth, told):
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_processes_that_share_a_gpu(turns):
-    """Both run 20 kernels of 100 us: alternately, or one process after the other."""
+    """Two processes run 20 kernels of 100 us: alternately, or one process after the other."""
     first, second = Made(pid=10), Made(pid=11)
     for number in range(20):
         places = (2 * number, 2 * number + 1) if turns else (number, 20 + number)

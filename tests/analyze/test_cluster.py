@@ -255,7 +255,7 @@ def test_modules_in_dasks_temporary_folder_are_not_imported(tmp_path, monkeypatc
 
 
 def test_settings_that_another_user_can_change_are_refused(tmp_path, monkeypatch):
-    """They can name modules that Dask runs. Root may have the user's HOME."""
+    """Dask runs modules that its settings name. Root may have the user's HOME."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)

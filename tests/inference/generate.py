@@ -221,7 +221,7 @@ class Model:
 
 
 class TorchModel:
-    """The same in PyTorch."""
+    """The same model in PyTorch, with the same `step`."""
 
     def __init__(self, weights):
         import torch

@@ -59,7 +59,7 @@ def test_modules_of_a_forward_and_a_backward_pass(tmp_path):
 
 
 def test_threads_that_run_backward_passes_at_once(tmp_path):
-    """They add hooks of different modules by the same tensor."""
+    """Several threads may add hooks of different modules by the same tensor."""
     ran(tmp_path, "threads")
     kernels = {"attn": 60, "attn.q": 60, "attn.o": 60, "mlp.N": 60}
     expected = {f"layers.N.{name}": count for name, count in kernels.items()} | {"head": 20}
