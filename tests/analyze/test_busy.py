@@ -100,7 +100,7 @@ def test_a_host_that_keeps_asking(took, polls):
         )
 
 
-def test_memory_that_is_set_is_no_copy():
+def test_setting_memory_does_not_count_as_a_copy():
     made = Made()
     for number in range(10):
         made.call("cuLaunchKernel", 100 * number, 1, 100 * number + 5, 10)

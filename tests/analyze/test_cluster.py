@@ -285,7 +285,7 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 
 @pytest.mark.full
-def test_another_service_is_no_scheduler(tmp_path):
+def test_other_services_are_not_accepted_as_a_scheduler(tmp_path):
     """If the user gives the dashboard's address, Dask reads the first bytes of the HTTP response as a length, which
     is exabytes.
     """
