@@ -82,7 +82,7 @@ class Kernel:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its control flow. Raises UnboundedError."""
+        """The control flow of the code. Raises UnboundedError."""
         return self.base.graph if self.base else make_graph(self.code, self.jump_tables)
 
     @cached_property

@@ -165,7 +165,7 @@ def test_little_and_much_is_drawn(form, rows, tmp_path):
     assert "time" in " ".join(drawn(tmp_path, columns, rows, plot(form, "name" if form == "bars" else "x", "time")))
 
 
-def test_clocks_and_addresses_are_told_apart(tmp_path):
+def test_clocks_and_addresses_are_distinguished(tmp_path):
     columns = [Column("low", "f64"), Column("high", "f64"), Column("records", "u64")]
     rows = [(94_291_116_962_816.0 + 4096 * n, 94_291_116_962_816.0 + 4096 * (n + 1), 3) for n in range(5)]
     texts = drawn(tmp_path, columns, rows, plot("histogram", "low", "records", end="high"))
