@@ -1,14 +1,11 @@
 """The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that belong to code.
 
-Everything is read with `gpt.formats.kernel_edit`, which also writes it later. Jump tables are in the attribute 0x34 of
-`.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (as in
-the code that ptxas generates for a `switch`).
+Everything is read with `gpt.formats.kernel_edit`, which also writes it later.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,16 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from gpt.base.errors import MalformedError
-from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
-from gpt.formats.cubin import STT_FUNC, Data
+from gpt.formats.code_moves import has_addends, iter_relocations
+from gpt.formats.cubin import STT_FUNC
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
+from gpt.sass.jump_tables import read_jump_tables
 from gpt.sass.masks import STARTS
 from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
@@ -43,8 +40,6 @@ _ADDRESSES = 4  # the bank that has functions' addresses
 _SOMEWHERE = -1  # in that bank
 _GENERAL = (1 << 255) - 1
 _UNIFORM = EVERY_REGISTER & (1 << STARTS.P) - (1 << STARTS.UR)
-_JUMP = struct.Struct("<III")
-_MAX_TARGETS = 1 << 20  # the limit for all jump tables of a kernel together
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table, like: Code | None =
     code = Code(editor.code, table, like)
     if like:
         code.borrow(like)
-    tables = _jump_tables(editor.info)
+    tables = read_jump_tables(editor.info)
     elsewhere, returns = EVERY_REGISTER, True
     if code.find({"CALL"}):
         returns = not _calls_only_ends(cubin, code, code.targets.union(*tables.values()))
@@ -285,30 +280,3 @@ def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:
         addends = table["addend"] if has_addends(table) else [0] * len(table)
         for one, addend in zip(table, addends, strict=True):
             yield Relocation(int(one["offset"]), int(one["type"]), int(one["symbol"]), int(addend))
-
-
-def _jump_tables(info: Data) -> dict[int, frozenset[int]]:
-    tables: dict[int, set[int]] = defaultdict(set)
-    room = _MAX_TARGETS
-    for branch, targets in _iter_tables(info):
-        room -= len(targets)
-        if room < 0:
-            raise CannotEdit("jump tables that are too large")
-        tables[branch].update(targets)
-    return {branch: frozenset(targets) for branch, targets in tables.items()}
-
-
-def _iter_tables(info: Data) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for entry in iter_attributes(info):
-        if entry.kind != INDIRECT_BRANCH_TARGETS:
-            continue
-        at = 0
-        while at < len(entry.payload):
-            if at + _JUMP.size > len(entry.payload):
-                raise MalformedError("cubin: a jump table ends within an entry")
-            branch, _, count = _JUMP.unpack_from(entry.payload, at)
-            at += _JUMP.size
-            if 4 * count > len(entry.payload) - at:
-                raise MalformedError("cubin: a jump table ends within an entry")
-            yield branch, struct.unpack_from(f"<{count}I", entry.payload, at)
-            at += 4 * count
