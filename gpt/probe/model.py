@@ -237,8 +237,8 @@ class ProbeFile:
         return map_.capacity == 1 and kinds <= {"kernel"}
 
     def saves_once(self, map_: Map) -> bool:
-        """Return whether no thread can save to a map twice. That's so if its only SAVE is outside of loops, where the
-        kernel ends.
+        """Return whether no thread can save to a map twice. That's so if its only SAVE is where the kernel ends, and
+        outside of loops.
         """
         found = [
             (when, snippet)

@@ -122,8 +122,8 @@ def count_arenas(blocks: int) -> int:
 
 
 def make_number(blocks: int, doublings: int = 0) -> int:
-    """Return the number in the low bits of a log's address: the upper three bits are the logarithm of the number of
-    arenas, and the lower five how many times the size of the log was doubled.
+    """Return the number in the low bits of a log's address. Its upper three bits are the logarithm of the number of
+    arenas; its lower five bits say how often the size of the log was doubled.
     """
     return count_arenas(blocks).bit_length() - 1 << 5 | doublings
 

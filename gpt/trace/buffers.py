@@ -339,7 +339,7 @@ class Buffer:
         return self._parts.reduced is not None and self.map.type != "histogram"
 
     def read_sums(self) -> BufferSums:
-        """Return the sums of a buffer of which only these were kept. Raises the same errors as `Parts.read`."""
+        """Return the sums of a buffer, if nothing but its sums was kept. Raises the same errors as `Parts.read`."""
         return parse_sums(self._read_reduced(), self.map.types if self.map.capacity else {}, self.map.name)
 
     def _read_reduced(self) -> bytes:
@@ -516,7 +516,8 @@ class Probes:
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """Return the chosen launches (`probed`) or records (`times`, `memusage`) that have arrived since the last call.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) that have arrived since the previous
+        call.
 
         `memusage` records are sums that have neither a thread nor a time, so if the selection depends on these, they're
         left out.

@@ -217,7 +217,7 @@ def _count_older(owner: Numbers, clock: Counts) -> int:
 
 
 def _words(form: Numbers, lanes: Numbers) -> Numbers:
-    """Return how many words a value of this form has after the part that lanes share."""
+    """Return how many words a value of this form takes after the part that lanes share."""
     return np.where(form == TILED, STEPS, form * lanes)
 
 
@@ -293,8 +293,8 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
 
 
 def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
-    """From each place in `starts`, follow the sizes of items until the first word of one is 0. The size is in this
-    `word` of an item, in units of `unit`. Return where the items begin and end, in order.
+    """Follow the sizes of items from each place in `starts`, until the first word of an item is 0. The word number
+    `word` of an item has its size in multiples of `unit`. Return where the items begin and end, in order.
     """
     found: list[Numbers] = [np.zeros(0, np.int64)]
     limits = [found[0]]

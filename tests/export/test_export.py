@@ -167,7 +167,7 @@ def test_work_finds_its_call_whichever_comes_first(late, monkeypatch):
     assert len(known) == 480 and all(moved == key * 7 for key, moved in known.items())
 
 
-def test_what_waits_is_bounded(monkeypatch):
+def test_unmatched_work_and_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(correlate, "MOST", 100)
     matcher = correlate.Matcher()
     for turn in range(10):
@@ -310,7 +310,7 @@ def test_a_terminal_gets_no_database():
     assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database can't be written to a terminal\n")
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_data_is_reported(tmp_path):
     path, out = tmp_path / "t.mp", tmp_path / "t.sqlite"
     path.write_bytes(forge.pack(small(end=False)) + b"\x85\xa4")
     done = run("export", "--format", "sqlite", "-o", out, path)
@@ -365,7 +365,7 @@ def limit():
 
 
 @pytest.mark.parametrize("shape", ExportFormat)
-def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
+def test_a_folder_that_others_swapped_in_is_left_untouched(shape, tmp_path):
     """In a folder that a group may write to, another member can replace our folder with a folder of links."""
     (victim := tmp_path / "victim").touch()
     (theirs := tmp_path / "theirs").mkdir()

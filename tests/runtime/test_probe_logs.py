@@ -42,8 +42,8 @@ int main(int argc, char **argv) {
 
 
 def run_logs(folder, main, rooms, *options):
-    """Return each launch's kept and dropped entries, in order, the trace, and the run's messages. The log has room for
-    this many of the warps' first rooms.
+    """Return each launch's kept and dropped entries, in order, the trace, and the run's messages. The log has space for
+    `rooms` of the warps' first rooms.
     """
     probe = probe_file("seen.toml", FILE.format(budget=HEAD + rooms * ROOM * SECTOR))
     out, program = folder / "t.mp", build(folder, CLIENT + main)
@@ -141,7 +141,9 @@ def test_complete_waits_for_the_count_of_a_launch(tmp_path):
 
 @in_both_forms
 def test_no_launch_waits_for_one_that_runs(tmp_path):
-    """Without --complete a launch that follows at once has its map's log, and its count shows what's missing."""
+    """Without --complete, a launch that follows at once gets a log of the map's own size. Its count shows what's
+    missing.
+    """
     found, trace, said = run_logs(tmp_path, ASYNC, 4)
     assert len(found) == 3 and all(sum(one) == ACCESSES for one in found) and is_partial(found[0])
     assert not unprobed(trace) and LEFT in said
@@ -165,7 +167,7 @@ def test_a_log_stays_within_max_memory(tmp_path, complete):
 
 
 def test_a_full_log_counts_what_it_would_have_needed(tmp_path):
-    """A launch of 64 blocks uses 8 arenas, of which the fullest decides."""
+    """A launch of 64 blocks uses 8 arenas. The fullest one decides how large the log should have been."""
     main = SYNCED.replace("run();", """void *params[] = {&items, &added, &count};
         OK(cuLaunchKernel(function, 64, 1, 1, 7, 1, 1, 0, NULL, params, NULL));
         expect(3);""")  # fmt: skip

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """A number of samples, and how many of them waited in a system call."""
+    """The number of samples, and the number of samples in which the thread waited in a system call."""
 
     samples: int
     waiting: int

@@ -233,7 +233,7 @@ class _Weaver:
         return splicer
 
     def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
-        """Return the code that sets those kept values that the snippets at the entry don't set."""
+        """Return the code that sets kept values that no snippet at the entry sets."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
         }

@@ -301,7 +301,7 @@ void hook_want_fewer(struct probed *first, unsigned registers);
 // Answers to the program's questions about occupancy.
 
 // Compare a kernel that has just been loaded with the answers that the program has already got about its own
-// kernel. Returns NULL, or WHY(occupancy).
+// kernel. Returns NULL if they still hold, else WHY(occupancy).
 const struct reason *hook_compare_occupancy(struct probed *probed, const struct bound *bound);
 
 extern handler hook_after_blocks, hook_after_block_size, hook_after_shared, hook_after_clusters;
@@ -657,8 +657,8 @@ struct patience {
     uint64_t progress, looks;
 };
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
-// Wait until a slab may have been given back. With `soon`, wait only for a moment. Returns false if it takes
-// too long.
+// Wait until a slab may have been given back. With `soon`, wait only for a moment. Returns false once the
+// caller's patience has run out.
 bool hook_wait_for_return(struct patience *patience, bool soon);
 // Return whether a slab is being given back, or may be soon. A slab isn't sent while a launch into it is
 // being made, and if another thread has taken a slab, it may keep it or not.

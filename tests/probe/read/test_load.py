@@ -340,7 +340,7 @@ after = """
 TOTAL += '""".reg .u64 %a; .reg .s32 %b; .reg .f32 %c;\nSAVE [m] {{%a, %b, %c}};"""\n'
 
 
-def test_what_a_total_does_with_its_fields(tmp_path):
+def test_fields_of_a_total_have_operations(tmp_path):
     keys = 'min = ["a"]\nmax = ["b"]\nlast = ["c"]\ncounts = false\nleader = "active"'
     (map_,) = read(TOTAL.format(keys), tmp_path).maps
     assert [(field.name, field.op) for field in map_.fields] == [("a", "min"), ("b", "max"), ("c", "last")]
@@ -437,7 +437,7 @@ THREE = 'data = {a = "u64", b = "u64", c = "u64"}'
 
 
 def test_the_slots_of_a_table(tmp_path):
-    """A slot has a count, 8 bytes per 32 bits of the key, and the other fields by their alignment."""
+    """A slot has a count, 8 bytes for each 32 bits of the key, and the other fields, aligned by their types."""
     data = 'data = {a = "u32", b = "u64", c = "u64"}'
     file = read(TABLE.format(f'{data}\nkey = ["b", "a"]\ncap = 9\nmin = ["c"]'), tmp_path)
     (map_,) = file.maps

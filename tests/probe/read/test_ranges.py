@@ -135,7 +135,7 @@ def test_names_are_data(name):
         ({"text": PROBE.replace('level = "warp"', 'level = "block"')}, "of level block saves to map 'rows'"),
     ],
 )
-def test_what_is_refused(given, fact):
+def test_invalid_ranges_are_refused(given, fact):
     with pytest.raises(GptError) as error:
         read(**given)
     assert fact in error.value.fact and error.value.where.startswith("p.toml")
@@ -155,7 +155,7 @@ def test_a_table_for_each_probe_has_no_ring():
         ('rows.end("TMA wait")', 'other.end("x")', "'other' is not a map with a ring"),
     ],
 )
-def test_what_is_refused_in_python(old, new, fact):
+def test_invalid_ranges_in_python_are_refused(old, new, fact):
     with pytest.raises(GptError) as error:
         verify(compile_python(PYTHON.replace(old, new), "p.py"))
     assert fact in error.value.fact and error.value.where.startswith("p.py:")

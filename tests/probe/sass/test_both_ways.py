@@ -214,7 +214,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 @pytest.mark.parametrize(("name", "sample"), [full("groups-2x50-5", "block/2"), full("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
-    """Skipped blocks or warps jump over one of two probes; the other probe still gets its values."""
+    """Blocks or warps that aren't sampled jump over one of two probes. The other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
     wanted = agreed(tmp_path, case, probe)
@@ -257,7 +257,9 @@ SAVE [m] {%even, %near, %far, %short, %part, %wide, TIME, %lane};'''
 
 @pytest.mark.parametrize("name", ["groups-2x50-5", full("votes-2x96-5")])
 def test_entries_of_a_log_hold_the_same(tmp_path, name):
-    """A log's values of each size are compared: equal distances, distances of 32 and 64 bits, each lane's values."""
+    """Each way to store a log's values is compared: at equal distances, as distances of 32 and 64 bits, and lane by
+    lane.
+    """
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(LOG)
     try:
