@@ -242,3 +242,10 @@ def test_options_that_save_nothing_have_no_rerun(tmp_path):
         done = rerun(trace, "-p", "dmat", option)
         assert (done.returncode, "--rerun: cannot be combined with" in done.stderr) == (2, True)
     assert "probe options without -p or --jit" in rerun(trace).stderr
+
+
+def test_a_rerun_stays_within_max_memory(tmp_path):
+    """If the trace names an impossible need, the log is as large as fits."""
+    (trace := tmp_path / "counted.mp").write_bytes(counts(HEADER, NAME, NEED | {"most": (1 << 64) - 1}))
+    found, trace, said = run_logs(tmp_path, SYNCED, 4, "--rerun", trace, "--max-memory", "1M")
+    assert found == [(ACCESSES, 0)] * 3 and not unprobed(trace) and LEFT not in said

@@ -76,7 +76,7 @@ struct woven {
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
-    uint64_t needed;            // bytes that its largest launch needed in the run that this one repeats, or 0
+    uint64_t needed;            // bytes that its largest launch needed in the earlier run, or 0
 };
 
 // Return whether the pipeline would give the same answer again. A failure may be temporary, for example if a
@@ -982,7 +982,7 @@ struct settings {
     bool keeps;        // stages keep their output (--keep): request everything
     bool benchmark;    // also launch the kernel without probes
     bool memusage;     // only count records
-    const char *rerun; // the trace of the run that this one repeats, or NULL
+    const char *rerun; // the trace of an earlier run, or NULL
 };
 extern struct settings hook_settings;
 
@@ -995,8 +995,7 @@ bool hook_is_closed(const char *path); // true if the library's code is closed, 
 
 // -- rerun.c ---------------------------------------------------------------
 
-// Return how many bytes the kernel's largest launch needed in the run that this one repeats, or 0 if that
-// isn't known.
+// Return how many bytes the kernel's largest launch needed in an earlier run, or 0 if that isn't known.
 uint64_t hook_needed_before(const char *kernel);
 
 // -- sources.c -------------------------------------------------------------
