@@ -203,7 +203,7 @@ def _row(one: Compared) -> tuple[Any, ...]:
 def _answer_whole(
     a: list[RunSummary], b: list[RunSummary], functions: list[Compared], work: list[Compared]
 ) -> dict[str, Any]:
-    """Compare whole runs: how much longer B takes, whether that's more than noise, and what most of it is due to."""
+    """Compare whole runs: how much longer B takes, whether that's more than noise, and what causes most of it."""
     sides = a, b
     values = {
         WALL: [[run.wall for run in runs] for runs in sides],
@@ -308,7 +308,7 @@ def _break_down(whole: float, outside: float, off: float, where_from: str) -> It
 
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
-    """Append to a sentence how much longer B took than A, and whether that's noise."""
+    """Append to a sentence by how much B took longer than A, and whether that's noise."""
     told += f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
     if ratio is not None:
         told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"

@@ -181,7 +181,9 @@ def _describe_times(times: Times) -> str:
 
 
 def _waited(cause: str, times: Times) -> int | None:
-    """Return how long the host had waited, or None if work was queued: several idle times can then follow one wait."""
+    """Return how long the host had waited, or None if work was queued, because several idle times can then follow the
+    same wait.
+    """
     from gpt.analyze.lib.idle_causes import BETWEEN, LATE
 
     return times.waited or None if cause not in (BETWEEN, LATE) else None
@@ -411,7 +413,7 @@ class _Answer:
         return f"{count}: the trace doesn't say which call launched what ran next"
 
     def _find_most(self, waited: str | None) -> str | None:
-        """Return what the host did for at least half of the idle time after it had waited in this function, or None."""
+        """Return what the host did in at least half of the idle time after waits in this function, or None."""
         from gpt.analyze.lib.idle_causes import QUEUED, UNKNOWN
 
         found = {what: times.total for (what, after), times in self._sums.doing.items() if after == waited}
@@ -421,7 +423,7 @@ class _Answer:
         return most
 
     def _find_doing(self, waited: str | None) -> str:
-        """Return a sentence about what _find_most returns, or an empty one."""
+        """Describe what _find_most returns in a sentence, or return "" if it returns None."""
         from gpt.analyze.lib.host_samples import describe_places
         from gpt.analyze.lib.idle_causes import HOST_CODE
 

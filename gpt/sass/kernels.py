@@ -102,7 +102,9 @@ class Kernel:
 
     @cached_property
     def named(self) -> int:
-        """The registers named by its instructions, reachable or not, and by the functions that it calls."""
+        """The registers that are named by the kernel's instructions, reachable or not, and by the functions that it
+        calls.
+        """
         if self.base:
             return self.base.named
         found = self.elsewhere if self.graph.calls_out else 0
@@ -114,7 +116,7 @@ class Kernel:
     def steady(self) -> int:
         """Uniform registers that only fixed-latency instructions read and write.
 
-        So a part of a warp never leaves one of them in flight, even if the hardware switches to another part.
+        A part of a warp therefore never leaves one of them in flight, even if the hardware switches to another part.
         """
         if self.base:
             return self.base.steady

@@ -96,7 +96,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _align(panels: Sequence[Any]) -> None:
-    """Align panels that have the same time axis, although some of them have a scale of colors at their side."""
+    """Align panels that have the same time axis, even if some of them have a scale of colors beside them."""
     places = [axes.get_position() for axes in panels]
     left, right = max(place.x0 for place in places), min(place.x1 for place in places)
     edges = [axes.get_xlim() for axes in panels]

@@ -80,7 +80,7 @@ def rank(number, seed, launches=3, extra=(), **header):
 
 
 def sender(number):
-    """Return the trace of a rank with ranges, a graph, collectives and memory; each has a host and a clock."""
+    """Return the trace of a rank with ranges, a graph, collectives and memory. Each rank has its own host and clock."""
     zero, us, random = 10**9 * (3 - number), 1000, np.random.default_rng(number)
     names = "cuLaunchKernel", "cuGraphLaunch", "cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuMemcpyHtoD"
     found = [forge.api(at, name) for at, name in enumerate(names, 1)]
@@ -140,7 +140,7 @@ def fold(name, *segments):
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
+def test_merged_parts_give_the_answers_of_the_whole(name):
     segments = segments_for(name)
     whole = list(fold(name, *segments).answer([]))
     parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in segments]
@@ -154,7 +154,7 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
     assert list(empty.answer([])) == whole
 
 
-def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
+def test_an_analysis_without_an_answer_prints_nothing(tmp_path):
     """Records of the trace are passed on; other tools print tables of them."""
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
@@ -214,7 +214,9 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
 
 @pytest.mark.full
 def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
-    """A trace that names others (one is absent), a copy of it, a truncated trace, and a missing one."""
+    """Read a trace that names other traces (one of which is missing), a copy of it, a truncated trace, and a missing
+    file.
+    """
     children = [records.make("child", pid=7, how="fork", path="child.mp"),
                 records.make("child", pid=8, how="fork", path="absent.mp")]  # fmt: skip
     named = {"a.mp": rank(1, 1, extra=children), "child.mp": rank(2, 2), "b.mp": rank(3, 3), "copy.mp": rank(1, 1)}

@@ -43,7 +43,7 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
         (side(7, 0, timed=False), side(7, 5), "not timed"),
     ],
 )
-def test_what_is_a_difference(a, b, differs):
+def test_differences_are_told_from_noise(a, b, differs):
     assert tell_difference(a, b, 10**9) == differs
 
 
@@ -113,7 +113,7 @@ def two(tmp_path):
     return tmp_path / "a.mp", tmp_path / "b.mp"
 
 
-def test_what_changed_most_comes_first(two):
+def test_largest_change_comes_first(two):
     done = run("diff", "--json", *two)
     assert (done.returncode, done.stderr) == (0, b"")
     found = Answers(done.stdout)
@@ -149,7 +149,7 @@ def test_what_changed_most_comes_first(two):
     assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 noise"
 
 
-def test_what_is_not_in_the_numbers_is_said(tmp_path):
+def test_incomplete_recordings_are_reported(tmp_path):
     """B is recorded from 300 to 700 ns only, and three of five launches have no times, like launches in graphs."""
     off = [records.make("recording", on=on, at=at) for at, on in ((300, True), (700, False))]
     name = records.make("function", id=1, name="k")
@@ -263,7 +263,7 @@ def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
 
 
 def test_only_known_conditions_are_said_to_differ(tmp_path):
-    """B may have run on the same GPU if A doesn't name its own; one run of A had B's probes."""
+    """If A doesn't name its GPU, B may have run on the same one. One run of A had the same probes as B."""
     card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
     call = forge.calls([(1, MS, INIT, 0)])
     probe = forge.probe_map("dmat", n="u64")
@@ -321,7 +321,9 @@ def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
 
 
 def test_an_outlying_run_is_named(tmp_path):
-    """Five runs of each side are alike, but for a wait of a second in one run of B. Without it, nothing has changed."""
+    """Each side has five equal runs, except that one run of B waits for a second. Without that run, nothing has
+    changed.
+    """
     for side, name in enumerate("ab"):
         (tmp_path / name).mkdir()
         for number in range(5):
@@ -352,7 +354,7 @@ def test_an_outlying_run_is_named(tmp_path):
         ([0, 0, 0], []),
     ],
 )
-def test_what_is_an_outlier(values, far):
+def test_outliers_are_found(values, far):
     assert find_outliers(values) == far
 
 

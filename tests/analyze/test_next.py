@@ -14,7 +14,7 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def made(steps=10, first=0, at=100 * MS, busy=0.3, kernel="k", graph=False, allocs=(), gpu=True, **header):
-    """A process that launches a kernel, or a graph, in each of its steps of 10 ms; the first step takes longer."""
+    """Make a process that launches a kernel or a graph in each step of 10 ms. The first step takes longer."""
     step = 10 * MS
     found = [
         forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
@@ -108,7 +108,7 @@ def test_times_without_calls_are_enough():
 
 
 def test_units_of_threads_are_not_looked_up_in_all_launches():
-    """Two threads take turns at random: each one's unit can only be found in its own launches."""
+    """Two threads launch in random order, so each thread's unit can only be found in its own launches."""
     found = [forge.api(1, "cuLaunchKernel"), *(records.make("function", id=n, name=f"k{n}") for n in range(1, 7))]
     for thread, start in ((1, 100), (2, 137)):
         rows, at = [], start * MS

@@ -36,7 +36,7 @@ STACKS = [
 
 
 def waits_for_data(*more):
-    """The GPU runs for 100 us of each 1000; the host fetches data meanwhile, in two places."""
+    """Make a program whose GPU runs for 100 us of each 1000, while the host fetches data in two places."""
     made = Made()
     for number in range(4):
         at = number * 1000
@@ -141,7 +141,7 @@ def test_names_of_frames(frame, name):
 
 
 def test_native_code_that_python_called_is_the_innermost_frame():
-    """The interpreter's own code, the system's, and code where a thread waits are no frames of their own."""
+    """Code of the interpreter and of the system, and code in which a thread waits, gets no frame."""
     made = Made().call("cuMemAlloc", 0, 1)
     files = "/x/libz.so.1", "/x/libpython3.12.so.1.0", "/x/python3.12", "/lib/libc.so.6", "/x/libpythonic.so"
     made.found += [STACKS[0], *(native(10 + at, path, 64) for at, path in enumerate(files))]
@@ -156,7 +156,7 @@ def test_native_code_that_python_called_is_the_innermost_frame():
     assert stacks == {f"{outer};libz.so.1": 1, f"{outer};libpythonic.so": 1, outer: 5}
 
 
-def test_what_samples_lack_is_said():
+def test_incomplete_samples_are_reported():
     made = Made().call("cuMemAlloc", 0, 1)
     made.found += [python(1, *[(LOADER, 1, "down")] * 128), python(2, *[(LOADER, 1, "down")] * 127)]
     made.found += [sample(10, python=1), sample(11, python=2), sample(12, python=1)]

@@ -124,7 +124,9 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Return the rows of the table in docs/measured.md, in ms; of several runs, the median of their figures."""
+    """Return the rows of the table in docs/measured.md, in ms. If there were several runs, each figure is their
+    median.
+    """
     lines = ["| probe | version | median | nine in ten | 99th percentile |", "| --- | --- | ---: | ---: | ---: |"]
     for each, versions in summarize(result["runs"]).items():
         for version, found in versions.items():

@@ -174,7 +174,9 @@ def _names(sample: Sample) -> list[bytes]:
 
 
 def _tables(sample: Sample) -> list[bytes]:
-    """Yield the C library's unwind tables, beginning at the search table, with addresses of functions in them."""
+    """Yield the C library's unwind tables, from the search table on, together with addresses of functions that they
+    cover.
+    """
     from gpt.formats.elf import parse_elf
     from gpt.formats.source import Source
 

@@ -87,7 +87,7 @@ def test_a_kernel_that_was_not_changed(image):
 
 
 def test_a_kernel_without_a_schedule(image):
-    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize."""
+    """ptxas 13.5 writes no stalls and no barriers into code that it doesn't optimize."""
     cubin = CubinEditor(image)
     name = next(iter(cubin.kernels)).decode()
     kernel, facts = read_kernel(cubin, name, TABLE), read_facts(cubin, name)
@@ -251,7 +251,7 @@ def test_slots_are_below_the_stack_pointer(offset, stack, is_right):
     assert not is_slot(instruction(with_bits(STL, 24, 8, 2) | 4 << 32), 16), "another base"
 
 
-def test_what_a_snippet_is_given_must_have_been_written(image, snippets):
+def test_inputs_of_a_snippet_must_have_been_written(image, snippets):
     kernel, source = site(image, "saxpy", "LDG")
     needs = {**snippets, "leader": replace(snippets["leader"], inputs=Registers(R=0x31))}
     assert rules(weave(image, "saxpy", [Place(source, (Use("leader"),))], needs)) & {"undefined", "declared"}

@@ -75,7 +75,9 @@ def test_a_bssy_may_name_a_label_before_it(arch):
 
 
 def test_r2p_ends_no_live_range():
-    """It writes the predicates in its mask, or any if a register has the mask. nvdisasm keeps them alive, too."""
+    """R2P writes the predicates in its mask, or possibly any if the mask is in a register. nvdisasm keeps them alive,
+    too.
+    """
     words = [0x804 | 7 << 12 | 3 << 24 | 0x15 << 32, 0x204 | 7 << 12 | 3 << 24 | 4 << 32]
     code = Code(dump_words(words), table_of("sm_90"))
     assert code[0].writes == Registers(P=0b10101) and code[0].kills == Registers()

@@ -320,7 +320,9 @@ def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
 
 
 def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snippet], ticks: bool = False) -> Woven:
-    """Weave. With `ticks`, a register counts per lane, starting from zero at the entry. Raises LookupError."""
+    """Weave snippets into a kernel. With `ticks`, a register counts per lane, from zero at the entry. Raises
+    LookupError if registers run out.
+    """
     cubin = CubinEditor(image)
     table = table_of(ARCH)
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))

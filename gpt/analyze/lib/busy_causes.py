@@ -32,7 +32,7 @@ PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can
 
 
 class Trend(NamedTuple):
-    """The launches of a kernel, their ns, and the mean for the first and the last quarter of them."""
+    """The number of launches of a kernel, their total ns, and the mean ns of the first and of the last quarter."""
 
     name: str
     launches: int
@@ -74,8 +74,8 @@ def sum_unused(times: Counter[int], blocks: dict[int, tuple[int, float]]) -> tup
 
 
 def find_kernels(names: Counter[str], used: int, whole: int) -> Iterator[Row]:
-    """Yield a row about the kernels that take most of the time, if kernels run for nearly all of it. `used` is how many
-    ns they run.
+    """If kernels run for nearly all of the time, yield a row about the kernels that take most of it. `used` is how many
+    ns all kernels run.
     """
     if not names or used < BUSY * whole:
         return
@@ -93,7 +93,9 @@ def find_kernels(names: Counter[str], used: int, whole: int) -> Iterator[Row]:
 
 
 def find_slower(trends: list[Trend], whole: int) -> Iterator[Row]:
-    """Yield a row for each kernel that takes longer and longer, with the time by which it exceeds its first ones."""
+    """Yield a row for each kernel whose launches take longer and longer, with the time that they take beyond the first
+    ones.
+    """
     for trend in trends:
         if trend.last >= GROWN * trend.first:
             told = (
@@ -105,7 +107,9 @@ def find_slower(trends: list[Trend], whole: int) -> Iterator[Row]:
 
 
 def find_shared(gpus: list[list[Use]]) -> Iterator[Row]:
-    """Yield a row for each GPU on which processes take turns, with the time of the others than the largest user."""
+    """Yield a row for each GPU on which processes take turns, with the time of all processes except the largest
+    user.
+    """
     for number, uses in enumerate(gpus):
         for use in uses:
             total = sum(use.work.values()) or 1

@@ -103,8 +103,7 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
 def read(
     stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
 ) -> bool:
-    """Do the work of `base.read` on a cluster: the one at this address, the one in Dask's configuration, or a local
-    one.
+    """Do the work of `base.read` on a cluster: at this address, from Dask's configuration, or local.
 
     Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
     """
@@ -164,7 +163,9 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerR
 
 
 def _start(distributed: Any) -> Any:
-    """Start a local cluster with one process per core. Hides our main file, which its workers would run again."""
+    """Start a local cluster with one process per core. Our main file is hidden, because the workers would run
+    it again.
+    """
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # a signal may leave semaphores behind
     main = sys.modules["__main__"].__dict__
     name = main.pop("__file__", None)
@@ -218,7 +219,7 @@ def _version() -> str:
 
 
 def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
-    """Wait for the result. Raises GptError if there won't be one: Dask waits forever if no worker is left."""
+    """Wait for the result. Raises GptError if no worker is left, because Dask would wait forever."""
     idle = 0
     try:
         while True:

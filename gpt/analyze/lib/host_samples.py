@@ -39,7 +39,9 @@ class Place(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """A number of samples, how many of them waited in a system call, and how many of these for a lock."""
+    """The number of samples, the number of samples in which the thread waited in a system call, and how many of these
+    waits were for a lock.
+    """
 
     samples: int
     waiting: int

@@ -180,8 +180,8 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
 
 
 def _mark_queued(pieces: Array) -> Array:
-    """For pieces that begin during or after the call that launched the next work: leave those in the call as they are,
-    and assign the ones after its return to QUEUED_WORK.
+    """Assign pieces that begin after the return of the call that launched the next work to QUEUED_WORK. Pieces that
+    begin during the call stay as they are.
     """
     other = (pieces["begin"] >= pieces["call"]) & (pieces["since"] != pieces["call"]) & (pieces["what"] >= 0)
     pieces["what"][other] = QUEUED_WORK
@@ -367,8 +367,8 @@ def _add_up(which: Array, values: Array, count: int) -> npt.NDArray[np.int64]:
 
 
 def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
-    """For each idle time, return the ns in all calls, the function with the most time, and that time; (NOTHING, 0) if
-    there were no calls.
+    """For each idle time, return the ns in all calls, and the function with the most time and that time, or NOTHING and
+    0 if there were no calls.
     """
     own = groups[groups["what"] >= 0].copy()
     own["range"] = 0

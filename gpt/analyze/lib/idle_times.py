@@ -3,7 +3,7 @@ it.
 
 The work of all processes on a GPU counts, copies included, and work that overlaps counts once. Only the time from a
 GPU's first work to its last is covered, because nothing is known about the rest. If several processes use the GPU one
-after the other, this applies to each of them: the time between two runs isn't in a trace.
+after the other, this applies to each of them, because no trace says what happened between two runs.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ class _Gpu:
 
 
 def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
-    """Find the idle times of all GPUs. Return how each GPU was used; for each process, the idle times that ended
-    because its work began, sorted by their begin, with the fields of IDLE; and for each process, the ns of GPU work by
-    function.
+    """Find the idle times of all GPUs. Return three things: how each GPU was used; for each process, the idle times
+    that its work ended, as rows of IDLE sorted by begin; and for each process, its ns of GPU work by function.
     """
     places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for number, device in trace.gpus():
