@@ -28,7 +28,7 @@ from gpt.sass.graph import Graph, make_graph
 from gpt.sass.masks import STARTS
 from gpt.sass.stalls import iter_late
 from gpt.sass.tables import Table
-from gpt.sass.words import SIZE, bits
+from gpt.sass.words import SIZE, bits, opcode_of
 
 RESERVED = 2  # registers in a kernel's count that the hardware reserves
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
@@ -133,11 +133,8 @@ class Kernel:
         USETMAXREG does that (PTX: setmaxnreg). Its number of remaining registers includes the two that the hardware
         reserves.
         """
-        code = self.code
-        counts = [
-            bits(code.words[index], 32, 32) - RESERVED if code.opcodes[index] == _USETMAXREG else 0
-            for index in code.find({"USETMAXREG"})
-        ]
+        words = [self.code.words[index] for index in self.code.find({"USETMAXREG"})]
+        counts = [bits(word, 32, 32) - RESERVED if opcode_of(word) == _USETMAXREG else 0 for word in words]
         return max(0, min([self.registers, *counts]))
 
     @cached_property
@@ -265,9 +262,7 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
     frame, stack = (cubin.find_pair(kind, editor.symbol) or 0 for kind in (FRAME, STACK))
     flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
     relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
-    return Facts(
-        editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations
-    )  # fmt: skip
+    return Facts(editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations)
 
 
 def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:

@@ -113,11 +113,13 @@ def test_frames_that_changed_are_mentioned():
 
 
 def test_hostile_names_stay_in_their_line(tmp_path):
-    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), (LOADER, 1, "h"))
+    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), ("/a/\udcff.py", 5, "\x1b[2J\u202e"), (LOADER, 1, "h"))
     segment = forge.trace(evil, sample(1, python=1), pid=4)
     (tmp_path / "t.mp").write_bytes(forge.pack(segment))
-    assert run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt").returncode == 0
-    assert (tmp_path / "out.txt").read_text() == "h (data.py:1);f ,g 7 (x,y.py:3) 1\n"
+    done = run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt", "--plot", tmp_path / "flame.svg")
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = "h (data.py:1);\\x1b[2J\\u202e (\\udcff.py:5);f ,g 7 (x,y.py:3) 1\n"
+    assert (tmp_path / "out.txt").read_text() == told
 
 
 def test_a_trace_without_samples_says_how_to_take_them():

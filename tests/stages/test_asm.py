@@ -265,6 +265,14 @@ def test_a_fault_costs_its_module_and_no_other():
     assert done.records[-1]["kind"] == "end"
 
 
+def test_a_fault_in_a_file_whose_name_is_not_utf8_costs_no_other_module():
+    wrong = ptx(1, HEAD + ".visible .entry k() { bogus; }\n", module="\udcff.ptx#0")
+    done = asm(segment(wrong, ptx(2, PLAIN)))
+    assert done.status == 3
+    assert done.err == "gpt-asm: error: \\udcff.ptx#0:4: Not a name of any known instruction: 'bogus'\n"
+    assert [r["id"] for r in done.kind("cubin")] == [2] and done.records[-1]["kind"] == "end"
+
+
 def test_a_probe_is_named_as_the_place():
     done = asm(segment(ptx(1, probed(PLAIN).replace("[%rd2+8], %probe", "[%rd2+8], %rd1x"))))
     assert done.status == 3 and "gpt-asm: error: probes/count.toml:5: " in done.err

@@ -39,8 +39,8 @@ class Place(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """The number of samples, the number of samples in which the thread waited in a system call, and how many of these
-    waits were for a lock.
+    """The number of samples, in how many of them the thread waited in a system call, and in how many of these it waited
+    for a lock.
     """
 
     samples: int
