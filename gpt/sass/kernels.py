@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from gpt.base.errors import MalformedError
 from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
 from gpt.formats.cubin import STT_FUNC, Data
@@ -26,7 +28,7 @@ from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.masks import STARTS
-from gpt.sass.stalls import iter_late
+from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits, opcode_of
 
@@ -97,8 +99,12 @@ class Kernel:
         """Return the results that may be missing after a branch that replaces an instruction (stalls.py)."""
         found = self._late.get(index)
         if found is None:
-            found = self._late[index] = tuple(iter_late(self.code, self.graph, index))
+            found = self._late[index] = tuple(iter_late(self.code, self.graph, index, self._longest))
         return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return self.base._longest if self.base else find_longest(self.code)
 
     @cached_property
     def named(self) -> int:
@@ -145,11 +151,16 @@ class Kernel:
         return loads and first.guard.always and 0 not in self.code.targets | self.jump_targets
 
 
-def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
-    """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
+def read_kernel(cubin: CubinEditor, name: str, table: Table, like: Code | None = None) -> Kernel:
+    """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError.
+
+    If its code hardly differs from `like`, this takes less time.
+    """
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
-    code = Code(editor.code, table)
+    code = Code(editor.code, table, like)
+    if like:
+        code.borrow(like)
     tables = _jump_tables(editor.info)
     elsewhere, returns = EVERY_REGISTER, True
     if code.find({"CALL"}):
@@ -165,9 +176,13 @@ def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -
     """
     ends = {cubin.undefined[end] for end in _ENDS if end in cubin.undefined}
     number = cubin.numbers.get(b".nv.constant4")
-    relocations = list(_iter_relocations(cubin, number)) if number is not None else []
-    places = {one.offset for one in relocations if one.symbol in ends}
-    if not {one.symbol for one in relocations if _may_be_code(cubin, one.symbol)} - ends:
+    tables = [table for _, _, table in iter_relocations(cubin, number)] if number is not None else []
+    places: set[int] = set()
+    symbols: set[int] = set()
+    for table in tables:
+        symbols.update(table["symbol"].tolist())
+        places.update(table["offset"][np.isin(table["symbol"], list(ends))].tolist())
+    if not {symbol for symbol in symbols if _may_be_code(cubin, symbol)} - ends:
         places.add(_SOMEWHERE)
     outside = [index for index in code.find({"CALL"}) if code[index].target is None]
     return all(_find_address(code, index, targets) in places for index in outside)
