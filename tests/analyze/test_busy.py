@@ -10,7 +10,7 @@ from tests.trace import forge
 
 @pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
 def test_a_kernel_that_gets_slower(growth, told):
-    """The last quarter of 40 launches takes 20 + 4 * 34.5 us on average, the first one 20 + 4 * 4.5."""
+    """The first quarter of 40 launches takes 20 + 4 * 4.5 us on average, and the last quarter 20 + 4 * 34.5 us."""
     made, at = Made(), 10
     for number in range(40):
         made.call("cuLaunchKernel", 3 * number, 1, at, 20 + growth * number, function=2)
