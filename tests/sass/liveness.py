@@ -7,8 +7,8 @@ instructions, so only as many kernels are compared as the time allows. Where the
 again in the way that nvdisasm seems to compute it:
 
     guard      a write under a guard ends a live range (not in ours: the other lanes keep the old value)
-    operands   what an instruction reads and writes is what the listing says. It leaves out the predicates that P2R
-               reads and R2P writes.
+    operands   P2R and R2P read and write what the listing says. It leaves out the predicates that P2R reads and R2P
+               writes.
     calls      a CALL doesn't lead into the function. It writes every register that the function does, up to R15, and
                reads the stack pointer. A RET leads nowhere, and reads what the caller expects to find again.
 
@@ -43,6 +43,7 @@ from tests import cuda
 from tests.sass.listing import Row, iter_rows
 
 RULES = ("guard", "operands", "calls")
+RULE_OF = {"CALL": "calls", "RET": "calls", "P2R": "operands", "R2P": "operands"}  # instructions seen as listed
 COMPARED = (1 << 528) - 1 & ~2  # without barriers, which nvdisasm doesn't list, and R1, which it considers live at EXIT
 BATCH = 12_000  # instructions for a run of nvdisasm
 LONGEST = 40_000  # instructions of a kernel
@@ -110,7 +111,7 @@ def _seen(code: Code, graph: Graph, rows: Sequence[Row], rules: tuple[str, ...])
 
 def _see(one: Instruction, row: Row | None, rules: tuple[str, ...]) -> Masks:
     reads, writes = one.reads, one.writes
-    if row and ("calls" if one.name in ("CALL", "RET") else "operands") in rules:
+    if row and RULE_OF.get(one.name) in rules:
         reads = (row.live if one.name == "RET" else row.reads)._replace(B=reads.B)
         writes = row.writes._replace(B=writes.B)
     kills = 0
