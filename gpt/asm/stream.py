@@ -117,7 +117,7 @@ class Assembly:
             try:
                 code = future.result()
             except (GptError, OSError) as error:
-                reports.append(str(error).encode() + b"\n")
+                reports.append(str(error).encode(errors="backslashreplace") + b"\n")
                 yield from self._tell(error, record, told)
                 continue
             reports.append(code.report)

@@ -106,7 +106,8 @@ static bool find_uses(struct cursor cursor, struct uses *uses, bool inside) {
 static bool join(struct use *uses, size_t count, struct gpt_needs *needs) {
     if (!(needs->all = calloc(count + 1, sizeof(*needs->all))))
         return false;
-    qsort(uses, count, sizeof(*uses), by_function);
+    if (count) // without records, there's no array
+        qsort(uses, count, sizeof(*uses), by_function);
     size_t found = 0;
     for (size_t i = 0; i < count;) {
         struct use one = uses[i];
@@ -125,6 +126,24 @@ static bool join(struct use *uses, size_t count, struct gpt_needs *needs) {
         else if (needs->all[i].most > last->most)
             last->most = needs->all[i].most;
     }
+    return true;
+}
+
+// Keep only the names of kernels, because a trace may have up to MOST bytes.
+static bool keep_names(struct gpt_needs *needs) {
+    size_t size = 1;
+    for (size_t i = 0; i < needs->count; i++)
+        size += needs->all[i].length;
+    char *names = malloc(size), *at = names;
+    if (!names)
+        return false;
+    for (size_t i = 0; i < needs->count; i++) {
+        struct gpt_need *need = &needs->all[i];
+        need->kernel = memcpy(at, need->kernel, need->length);
+        at += need->length;
+    }
+    free(needs->data);
+    needs->data = names;
     return true;
 }
 
@@ -157,7 +176,7 @@ const char *gpt_read_needs(const char *path, struct gpt_needs *needs) {
     struct uses uses = {0};
     const unsigned char *begin = (const unsigned char *)needs->data;
     if (!fault && (!find_uses((struct cursor){begin, begin + size, false}, &uses, false) ||
-                   !join(uses.all, uses.count, needs)))
+                   !join(uses.all, uses.count, needs) || !keep_names(needs)))
         fault = "is too large for the memory";
     free(uses.all);
     return fault;

@@ -15,7 +15,7 @@ struct gpt_need {
 struct gpt_needs {
     struct gpt_need *all; // sorted by the kernels' names, each of which occurs once
     size_t count;
-    char *data; // the trace
+    char *data; // the names
 };
 
 // Read a trace. Returns NULL, or a constant text that says why it couldn't be read.

@@ -15,7 +15,7 @@ from gpt.analyze.lib import cluster as engine
 from gpt.analyze.lib.cluster import _wait
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.map_analysis import MapAnalysis
-from gpt.base.errors import GptError
+from gpt.base.errors import GptError, UsageError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
@@ -242,6 +242,36 @@ def test_a_cluster_of_this_machine_is_made(tmp_path):
 
 
 @pytest.mark.full
+def test_modules_in_dasks_temporary_folder_are_not_imported(tmp_path, monkeypatch):
+    """Another user may have made that folder in /tmp. Workers would take their first import, of gpt, from there."""
+    planted = tmp_path / "dask-scratch-space" / "gpt" / "__init__.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (tmp_path / "a.mp").write_bytes(forge.pack(rank(0, 0)))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run("summary", tmp_path / "a.mp", "--engine", "dask")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {path.name for path in tmp_path.iterdir()} == {"dask-scratch-space", "a.mp"}
+
+
+def test_settings_that_another_user_can_change_are_refused(tmp_path, monkeypatch):
+    """Dask runs modules that its settings name. Root may have the user's HOME."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    engine._check_settings()  # no settings exist yet
+    (tmp_path / "home" / ".config" / "dask").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"^\S+/home: another user can change Dask's settings in \S+/dask:"):
+        engine._check_settings()
+    (tmp_path / "home").chmod(0o755)
+    engine._check_settings()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "home" / ".config" / "dask", 1, 1)
+        with pytest.raises(UsageError, match=r"^\S+/dask: another user"):
+            engine._check_settings()
+
+
+@pytest.mark.full
 def test_a_scheduler_without_workers_is_an_error(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -255,7 +285,7 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 
 @pytest.mark.full
-def test_another_service_is_no_scheduler(tmp_path):
+def test_other_services_are_not_accepted_as_a_scheduler(tmp_path):
     """If the user gives the dashboard's address, Dask reads the first bytes of the HTTP response as a length, which
     is exabytes.
     """

@@ -61,6 +61,17 @@ def test_idle_says_where_the_host_was():
     assert "would say which" not in told
 
 
+@pytest.mark.parametrize(("waits", "said"), [(3, False), (4, True)])
+def test_a_lock_that_the_host_waits_for_is_mentioned(waits, said):
+    """At least a quarter of 16 samples must wait for it."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = STACKS
+    made.found += [sample(1000 + at, python=1, **({"syscall": FUTEX} if at < waits else {})) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert (", 25.0 % of them waiting for a lock, such as Python's GIL): hold that lock for less time" in told) == said
+    assert told.endswith("do that in another thread while the GPU works") != said
+
+
 def test_samples_of_other_threads_say_nothing_about_idle_times():
     found = ask("idle", waits_for_data(*(sample(300 + at, thread=9, python=2) for at in range(100))))
     assert sum(row["samples"] for row in found.rows["places"]) == 12
@@ -102,11 +113,13 @@ def test_frames_that_changed_are_mentioned():
 
 
 def test_hostile_names_stay_in_their_line(tmp_path):
-    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), (LOADER, 1, "h"))
+    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), ("/a/\udcff.py", 5, "\x1b[2J\u202e"), (LOADER, 1, "h"))
     segment = forge.trace(evil, sample(1, python=1), pid=4)
     (tmp_path / "t.mp").write_bytes(forge.pack(segment))
-    assert run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt").returncode == 0
-    assert (tmp_path / "out.txt").read_text() == "h (data.py:1);f ,g 7 (x,y.py:3) 1\n"
+    done = run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt", "--plot", tmp_path / "flame.svg")
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = "h (data.py:1);\\x1b[2J\\u202e (\\udcff.py:5);f ,g 7 (x,y.py:3) 1\n"
+    assert (tmp_path / "out.txt").read_text() == told
 
 
 def test_a_trace_without_samples_says_how_to_take_them():

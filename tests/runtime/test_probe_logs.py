@@ -127,7 +127,7 @@ def test_it_says_from_which_blocks_the_records_are(tmp_path):
     assert f"{found[0][0]} of {ACCESSES}, from blocks {first} to {last}: 1 of 1 log was too small" in said
 
 
-def test_nothing_is_said_where_all_fits(tmp_path):
+def test_nothing_is_reported_if_everything_fits(tmp_path):
     found, _, said = run_logs(tmp_path, SYNCED, 20)
     assert found == [(ACCESSES, 0)] * 3 and LEFT not in said
 

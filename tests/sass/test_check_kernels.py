@@ -253,7 +253,7 @@ def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
 
 
 def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
-    """Other lanes may have overwritten it by then."""
+    """By the time it's restored, other lanes may have overwritten the register."""
     trampoline, number = inserted(leader)
     part = trampoline.parts[number]
     words = list(leader.new.kernel.code.words)

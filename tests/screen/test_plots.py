@@ -4,6 +4,7 @@ import html
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from itertools import pairwise
@@ -47,6 +48,15 @@ def test_bars_of_several_parts_stay_in_their_order(tmp_path):
     columns = [NAME, TIME, TIME._replace(name="more")]
     texts = drawn(tmp_path, columns, [("a", 1, 1), ("b", 9, 9)], plot("bars", "name", "time", "more"))
     assert [text for text in texts if text in "ab"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("small", "names"), [((4, 3), ["most 99.3 %", "2 others 0.7 %"]), ((4,), ["most 99.6 %", "s0 0.4 %"])]
+)
+def test_parts_of_a_bar_that_nobody_sees_are_one(small, names, tmp_path):
+    rows = [("most", 1000), *((f"s{n}", value) for n, value in enumerate(small)), ("none", 0)]
+    texts = drawn(tmp_path, [NAME, TIME], rows, plot("stack", "name", "time"))
+    assert [text for text in texts if text.endswith(" %")] == names
 
 
 def test_bars_on_a_logarithmic_axis_are_all_seen(tmp_path):
@@ -100,6 +110,44 @@ def test_settings_in_the_working_directory_count_for_nothing(tmp_path):
     assert pictures[0] == pictures[1]
 
 
+def draw_alone(tmp_path, home, limit=resource.RLIM_INFINITY):
+    """Draw a plot in a process with this HOME, and with a limit on the size of files; it must print nothing."""
+    code = (
+        "import pathlib, resource, sys, gpt.screen.plots as plots; from tests.screen import test_plots as t\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)\n"
+        "plots.draw(pathlib.Path('p.svg'), [t.make_answer('kernels', [t.NAME, t.TIME], [('k', 5)])])"
+    )
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "HOME": str(home), "TMPDIR": str(tmp_path)}
+    env = {name: value for name, value in env.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    line = [sys.executable, "-c", code, str(limit)]
+    done = subprocess.run(line, cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+@pytest.mark.full
+def test_a_list_of_fonts_that_cannot_be_kept_is_not_warned_of(tmp_path):
+    draw_alone(tmp_path, tmp_path / "home", 32_000)
+    (fonts,) = (tmp_path / "home" / ".cache" / "gpt" / "matplotlib").glob("fontlist-*")
+    assert fonts.stat().st_size < 32_001  # which matplotlib ignores the next time
+    draw_alone(tmp_path, tmp_path / "home")
+    draw_alone(tmp_path, "/dev/null")
+
+
+@pytest.mark.parametrize("link", [".cache/matplotlib", ".cache/gpt/matplotlib"])
+def test_fonts_are_not_listed_where_another_users_link_leads(link, tmp_path):
+    """Root may have that user's HOME. matplotlib would overwrite the file, and complains if it can't keep the list."""
+    from matplotlib.font_manager import FontManager
+
+    folder = tmp_path / "home" / link
+    folder.mkdir(parents=True)
+    (tmp_path / "home").chmod(0o777)
+    (tmp_path / "victim").write_text("mine")
+    (folder / f"fontlist-v{FontManager.__version__}.json").symlink_to(tmp_path / "victim")
+    draw_alone(tmp_path, tmp_path / "home")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "victim", "p.svg"}
+
+
 @pytest.mark.full
 def test_a_letter_without_a_glyph_is_not_warned_of(tmp_path, recwarn):
     plots.draw(tmp_path / "p.png", [make_answer("kernels", [NAME, TIME], [("\u6f22\u5b57", 5)])])
@@ -126,7 +174,7 @@ def test_little_and_much_is_drawn(form, rows, tmp_path):
     assert "time" in " ".join(drawn(tmp_path, columns, rows, plot(form, "name" if form == "bars" else "x", "time")))
 
 
-def test_clocks_and_addresses_are_told_apart(tmp_path):
+def test_clocks_and_addresses_are_distinguished(tmp_path):
     columns = [Column("low", "f64"), Column("high", "f64"), Column("records", "u64")]
     rows = [(94_291_116_962_816.0 + 4096 * n, 94_291_116_962_816.0 + 4096 * (n + 1), 3) for n in range(5)]
     texts = drawn(tmp_path, columns, rows, plot("histogram", "low", "records", end="high"))

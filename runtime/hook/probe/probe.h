@@ -683,8 +683,9 @@ void hook_hand(struct slab *slab);                              // to the markin
 void hook_want_slab(struct pool *pool, uint64_t size);          // asks the marking thread for a slab
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
-// Mark a slab of the caller's stream (calls): a full one, or if `any` is set, any. In each round, a slab is
-// marked only once, because its stream may be captured. Returns false if there are no more.
+// Mark a slab of the caller's stream: a full slab, or any slab if `any` is set. This calls the driver. In
+// each round, a slab is marked only once, because its stream may be captured. Returns false if there are no
+// more.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 // Take the slabs of the caller's stream back from the marking thread, which doesn't get them again in its
