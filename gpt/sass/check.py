@@ -51,8 +51,9 @@ from gpt.sass.check_words import (
     make_branch,
     with_announcements,
 )
+from gpt.sass.facts import Facts, Relocation
 from gpt.sass.graph import is_conditional
-from gpt.sass.kernels import Facts, Kernel, Relocation
+from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers, pack
 from gpt.sass.stalls import find_unscheduled
 from gpt.sass.words import CONTROL, SIZE, control_of

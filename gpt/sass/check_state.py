@@ -16,10 +16,6 @@ For each of its instructions, the following is known (State):
 Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
 and nothing of ours may be in flight or pending. When a snippet begins, nothing from other snippets is in flight, so
 within it, ptxas's own scoreboards and stalls, which are kept, are right.
-
-A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
-of ours says where they meet. So a snippet may branch conditionally only between its BSSY and its BSYNC, on a barrier
-that the kernel doesn't name, and all lanes must have met at its end.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from heapq import heappop, heappush
 
 from gpt.sass import check_again as again
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
+from gpt.sass.check_lanes import Fault, follow
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
@@ -37,7 +34,7 @@ from gpt.sass.flow import NOTHING, InFlight, issue, wait_for
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
-from gpt.sass.words import PT, SIZE, bits, guard_of
+from gpt.sass.words import PT, SIZE
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
@@ -46,7 +43,6 @@ _WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lan
 MAX_FAULTS = 50
 EVERYWHERE = 1 << 62  # beyond any word
 
-Fault = tuple[int, str, str]  # instruction, rule, detail
 Step = Callable[[int, State], Iterable[tuple[int, State]]]
 
 
@@ -256,7 +252,7 @@ class TrampolineCheck:
         pending = pass_time(pending, number, written, word.stall, word.fresh)
         state = State(own, defined | written, copies, flight, ours, pending, meetings, number)
         if word.flows or meetings:
-            return self._follow(index, part, state)
+            return follow(self.code[index], part, state, self.faults)
         return ((index + 1, state),)
 
     def _find_busy(self, flight: InFlight) -> tuple[int, int]:
@@ -285,32 +281,6 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 found &= ~code.masks[part.source].writes
         return found
-
-    def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
-        one = self.code[index]
-        barrier = bits(one.word, 16, 4)
-        if one.name == "BSSY":
-            if barrier in state.meetings or not one.guard.always:
-                self.faults.append((index, "lanes", "a BSSY on a barrier in use, or under a guard"))
-            yield index + 1, state._replace(meetings=(*state.meetings, barrier))
-        elif one.name == "BSYNC":
-            if state.meetings[-1:] != (barrier,) or not one.guard.always:
-                self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
-            else:
-                yield index + 1, state._replace(meetings=state.meetings[:-1])
-        elif state.meetings and any(one.masks.writes >> STARTS.B + meeting & 1 for meeting in state.meetings):
-            self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
-        elif one.name == "BRA":
-            assert one.target is not None
-            if is_conditional(one):
-                if not state.meetings and _can_split(one.word):
-                    self.faults.append((index, "lanes", "a branch splits lanes without a BSSY of its own"))
-                yield index + 1, state
-            yield one.target // SIZE, state
-        else:
-            if one.name == "WARPSYNC" and one.target is not None and one.target // SIZE > part.start + part.length:
-                self.faults.append((index, "lanes", "a collective leaves its snippet"))
-            yield index + 1, state
 
     def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
         """Run a moved instruction, after checking that everything it reads is there."""
@@ -367,8 +337,3 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 return part.source
         return self.back if self.back < len(self.around.original.code) else None
-
-
-def _can_split(word: int) -> bool:
-    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
-    return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -1,4 +1,4 @@
-"""The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that belong to code.
+"""The kernels of a cubin as code: their instructions, registers and jump tables. facts.py reads other facts about them.
 
 Everything is read with `gpt.formats.kernel_edit`, which also writes it later. Jump tables are in the attribute 0x34 of
 `.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (as in
@@ -12,17 +12,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from gpt.base.errors import MalformedError
-from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
+from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, iter_relocations
 from gpt.formats.cubin import STT_FUNC, Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
-from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
+from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
@@ -33,8 +32,6 @@ from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits
 
 RESERVED = 2  # registers in a kernel's count that the hardware reserves
-EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
-FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of everything it calls, too
 _USETMAXREG = 0x9C8  # the number is in the word, at bit 32
 _ENDS = {b"__assertfail"}  # functions that end the kernel
 _NO_CODE = {*_ENDS, b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
@@ -234,60 +231,6 @@ def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
             for masks in Code(cubin.content(section), table).masks:
                 found |= masks.reads | masks.writes
     return found
-
-
-class Relocation(NamedTuple):
-    """A place in a kernel's code that the driver fills in: an offset, and the symbol and number that go there."""
-
-    offset: int
-    kind: int
-    symbol: int
-    addend: int
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The numbers that the file has for a kernel's code."""
-
-    registers: int  # the number in the file: the highest register + 3
-    in_section: int  # the same number in the section's header, up to ELF ABI 7; 0 if it isn't there
-    bound: int | None  # the file's limit on it, if there is one
-    exits: tuple[int, ...]  # offsets of EXITs
-    barriers: int
-    frame: int
-    stack: int
-    flags: int  # the section's flags
-    relocations: tuple[Relocation, ...]  # in order
-
-
-def read_facts(cubin: CubinEditor, name: str) -> Facts:
-    """Read what the file says about a kernel's code. Raises MalformedError, and CannotEdit if it isn't understood."""
-    editor = KernelEditor(cubin, name)
-    exits: tuple[int, ...] = ()
-    barriers = 0
-    bound = None
-    for entry in iter_attributes(editor.info):
-        if entry.kind == EXITS:
-            if len(entry.payload) % 4:
-                raise MalformedError("cubin: a list of exits ends within an entry")
-            exits = struct.unpack(f"<{len(entry.payload) // 4}I", entry.payload)
-        elif entry.kind == BARRIERS:
-            barriers = entry.value
-        elif entry.kind == MAXREG_COUNT:
-            bound = entry.value
-    frame, stack = (cubin.find_pair(kind, editor.symbol) or 0 for kind in (FRAME, STACK))
-    flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
-    relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
-    return Facts(
-        editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations
-    )  # fmt: skip
-
-
-def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:
-    for _, _, table in iter_relocations(cubin, section):
-        addends = table["addend"] if has_addends(table) else [0] * len(table)
-        for one, addend in zip(table, addends, strict=True):
-            yield Relocation(int(one["offset"]), int(one["type"]), int(one["symbol"]), int(addend))
 
 
 def _jump_tables(info: Data) -> dict[int, frozenset[int]]:

@@ -12,8 +12,9 @@ from gpt.sass.check_known import State, Surroundings
 from gpt.sass.check_saves import is_slot
 from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import NOP
+from gpt.sass.facts import Relocation, read_facts
 from gpt.sass.flow import NOTHING
-from gpt.sass.kernels import Relocation, read_facts, read_kernel
+from gpt.sass.kernels import read_kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS, Registers
 from gpt.sass.words import SIZE, Guard, bits, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
