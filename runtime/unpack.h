@@ -69,11 +69,12 @@ static inline struct value read_value(struct cursor *cursor) {
         else
             return value;
     }
-    value = (struct value){text ? TEXT : binary ? BINARY : ELSE, size, cursor->at};
-    if (size > (size_t)(cursor->end - cursor->at))
+    if (size > (size_t)(cursor->end - cursor->at)) {
         cursor->bad = true;
-    else
-        cursor->at += size;
+        return value;
+    }
+    value = (struct value){text ? TEXT : binary ? BINARY : ELSE, size, cursor->at};
+    cursor->at += size;
     return value;
 }
 

@@ -338,7 +338,9 @@ class _Request:
 
 
 def _is_for_us(told: _Request) -> bool:
-    """Return whether a fork does what a new process would: Python itself has read the same variables."""
+    """Return whether a fork would do the same as a new process: the variables that Python itself reads must be
+    equal.
+    """
     differ = told.env.items() ^ os.environ.items()
     return Path(told.words[0]).name in mains() and not any(name.startswith("PYTHON") for name, _ in differ)
 
@@ -352,7 +354,9 @@ def _load_rare(words: list[str]) -> None:
 
 
 def _keep_apart() -> None:
-    """Stop the garbage collector of each child from walking through, and so copying, what the server loaded."""
+    """Keep each child's garbage collector away from the objects that the server loaded: visiting them would copy their
+    pages.
+    """
     gc.collect()
     gc.freeze()
 

@@ -6,7 +6,7 @@ from gpt.base.arch import KNOWN, find_arch, parse_arch, parse_archs
 from gpt.base.errors import UsageError
 
 
-def test_what_people_and_files_write():
+def test_spellings_of_people_and_files_are_parsed():
     assert [str(a) for a in parse_archs("sm_90a,9.0,,10.0f,sm_90,12.1")] == ["sm_90a", "sm_90", "sm_100f", "sm_121"]
     assert [str(a) for a in parse_archs("90,75,100a")] == ["sm_90", "sm_75", "sm_100a"]
     assert parse_archs("") == []

@@ -38,7 +38,7 @@ def test_stored_data_is_found_by_another_instance(tmp_path):
 @pytest.mark.parametrize(
     "change", [lambda d: d[:-1], lambda d: b"", lambda d: d + b"x", lambda d: d[:40] + b"\0" + d[41:]]
 )
-def test_what_was_torn_or_altered_is_not_there_and_made_anew(tmp_path, change):
+def test_damaged_entries_are_ignored_and_replaced(tmp_path, change):
     Cache(tmp_path).put(KEY, b"data" * 10)
     path = tmp_path / KEY
     path.write_bytes(change(path.read_bytes()))
@@ -61,13 +61,13 @@ def test_least_recently_used_entries_are_evicted_first(tmp_path):
     assert len(list(tmp_path.iterdir())) > 5
 
 
-def test_what_is_too_large_is_not_kept(tmp_path):
+def test_entries_that_are_too_large_are_not_kept(tmp_path):
     kept = Cache(tmp_path, 1000)
     kept.put(KEY, bytes(500))
     assert kept.get(KEY) is None
 
 
-def test_what_somebody_left_unfinished_goes(tmp_path):
+def test_stale_partial_files_are_removed(tmp_path):
     old, new, other = (tmp_path / f".gpt-{name}.part" for name in ("0" * 32, "1" * 32, "0" * 31 + "x"))
     for path in (old, new, other):
         path.write_bytes(bytes(500))
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
 
 
 def test_many_at_once_get_whole_results(tmp_path):
-    """Processes write the same few keys in a folder that's too small, and read complete results or none."""
+    """Processes write the same few keys to a folder that's too small. What they read is either complete or missing."""
     code = """
 import os, sys
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_several_that_write_keep_to_one_limit(tmp_path):
             assert sizes <= (1 << 20) + len(caches) * ((1 << 16) + 50_032)
 
 
-def test_what_somebody_else_may_have_put_there_is_not_used(tmp_path):
+def test_a_folder_writable_by_others_is_not_used(tmp_path):
     """A folder that others can write to isn't used, because the cache holds code that will run."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
@@ -222,8 +222,8 @@ def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
     assert ("belongs to user 65534, who may be anybody" in done.stderr) == (how == "unmapped")
 
 
-def test_what_was_moved_to_another_key_is_not_used(tmp_path):
-    """A restored backup may have moved the result to another name. It would run another kernel."""
+def test_entries_moved_to_another_key_are_not_used(tmp_path):
+    """If a restored backup has put the result under another name, the wrong kernel would run."""
     kept = Cache(tmp_path)
     kept.put(KEY, b"data")
     (tmp_path / KEY).rename(tmp_path / OTHER)

@@ -232,7 +232,7 @@ return stage.filter(double, files)
     assert done.stdout.count(strange) == 2
 
 
-def test_what_is_written_at_the_end_of_a_segment_stands_before_it():
+def test_records_written_at_the_end_precede_the_end_record():
     body = """
 return stage.filter(lambda r: [records.make("sync", id=7), r] if r["kind"] == "end" else [r])
 """

@@ -150,12 +150,12 @@ def test_every_executable_is_held_to_it():
 
 
 @alike
-def test_what_it_does_not_know_passes_unchanged(stage):
+def test_unknown_records_pass_unchanged(stage):
     found = passed(quiet(stage(data=HEADER + b"".join(STRANGE) + SYNC + END)), [*STRANGE, SYNC])
     assert found[1:-1] == [*STRANGE, SYNC]
 
 
-def test_what_it_works_on_passes_unchanged(stage, work):
+def test_processed_records_pass_unchanged(stage, work):
     output = quiet(stage(data=work))
     given = [r for r in read(work) if r["kind"] not in TAKEN.get(stage.name, ())]
     found = passed(output, [r.raw for r in given[1:-1]])
@@ -297,7 +297,9 @@ def test_an_input_that_is_no_stream_is_refused(stage, data):
 @alike
 @pytest.mark.parametrize("args", first([], ["--from-json"]))
 def test_an_empty_input_is_refused_and_an_empty_pipe_without_a_word(stage, args):
-    """The stage that should have written to the pipe has reported its failure: one fault gives one error message."""
+    """An empty pipe means that the stage before it failed and has already said so. One fault gives one error
+    message.
+    """
     done = stage(*args, data=b"")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
     with open("/dev/null", "rb") as null:
@@ -359,7 +361,7 @@ def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, da
 
 @alike
 @pytest.mark.parametrize("status", first(4, 0))
-def test_what_a_stage_before_has_said_is_not_said_again(filter_, status):
+def test_errors_of_an_earlier_stage_are_not_repeated(filter_, status):
     diag = wire.pack(records.make("diag", level="error", where="libfoo.so", text="No such file or directory"))
     done = filter_(data=HEADER + diag + wire.pack(records.make("end", records=1, status=status)))
     assert (done.returncode, done.stderr) == (1, b"")
@@ -384,7 +386,7 @@ def test_a_torn_input_is_refused(stage, size):
 
 
 @alike
-def test_what_is_whole_before_a_tear_passes(stage):
+def test_complete_records_before_a_truncation_pass(stage):
     found = read(stage(data=UNFINISHED + STRANGE[1][:-1]).stdout)
     assert [r.raw for r in found[1:3]] == [STRANGE[0], SYNC]
 
@@ -457,7 +459,7 @@ def test_a_terminal_as_input_is_a_usage_error(stage):
 
 
 def as_text(stage, *args):
-    """Return the command line to use a stage by hand: a sink prints text anyway, the others on a terminal."""
+    """Return the command line for using a stage by hand. Sinks print text anyway, and other stages do on a terminal."""
     return [*(word for word in stage.command if word != "--stream"), *args]
 
 

@@ -115,7 +115,7 @@ def test_in_place_and_back(demo, monkeypatch):
 
 
 @pytest.mark.full
-def test_what_is_in_containers_is_measured(demo, monkeypatch, capsys):
+def test_containers_are_measured(demo, monkeypatch, capsys):
     monkeypatch.setattr(containers, "COMMAND", [sys.executable, str(demo / "use.py")])
     results = demo / "containers.json"
     status = containers.main(["--device", "sim", "--results", str(results)])

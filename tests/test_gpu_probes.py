@@ -69,7 +69,7 @@ def test_stress(tmp_path, shared, mode):
 
 
 @pytest.mark.full
-def test_what_probes_cost_is_measured(tmp_path):
+def test_probe_costs_are_measured(tmp_path):
     found = script("toggle.py", "--pairs", "1", folder=tmp_path)
     assert re.search("launches +host, median", found)
 

@@ -235,7 +235,7 @@ SYNC = '{"kind": "sync", "id": 1}'
         '{"kind": "chunk", "used": 0, "data": {"$b64": ""}}',
     ],
 )
-def test_what_is_no_record_is_refused_by_its_line(line):
+def test_malformed_lines_are_refused_with_their_number(line):
     text = json.dumps(HEADER) + "\n" + SYNC + "\n" + line + "\n"
     with pytest.raises(MalformedError) as caught:
         read(text)
@@ -266,7 +266,7 @@ def test_lines_form_segments():
             read(text)
 
 
-def test_what_is_nested_too_deep_for_json_is_refused():
+def test_values_nested_too_deep_for_json_are_refused():
     def nested(depth):
         value = 1
         for _ in range(depth):

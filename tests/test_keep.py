@@ -24,7 +24,7 @@ ret;
 """
 
 
-def test_what_the_stages_keep(tmp_path, monkeypatch):
+def test_stages_keep_their_code(tmp_path, monkeypatch):
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
     source = tmp_path / "k.ptx"
     source.write_text(PTX)

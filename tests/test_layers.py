@@ -22,7 +22,7 @@ def sources():
 
 
 def layer_of(path):
-    """Return the layer with the longest name that the path begins with: gpt/analyze/lib/ isn't part of gpt/analyze/."""
+    """Return the layer whose name is the longest prefix of the path. gpt/analyze/lib/ isn't part of gpt/analyze/."""
     fits = [(len(name), number) for number, names in enumerate(LAYERS) for name in names if path.startswith(name)]
     return max(fits)[1] if fits else None
 
@@ -108,7 +108,7 @@ def test_only_entry_points_import_other_peoples_formats():
             assert not any(module.startswith("gpt.compat") for module in imported(path)), name
 
 
-def test_what_programs_import_needs_nothing_else():
+def test_injected_modules_import_only_the_standard_library():
     """gpt.tensors and gpt.layers are alone in the folders that gpt-hook puts on PYTHONPATH."""
     for path in [path for name in ("tensors", "layers") for path in (ROOT / "gpt" / name).glob("*.py")]:
         tree = ast.parse(path.read_text(), feature_version=(3, 8))

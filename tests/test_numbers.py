@@ -14,13 +14,13 @@ ODD_FRACTIONS = [*ODD, "nan", "inf", "-inf", "infinity", "1e999", "1_0.5", ".", 
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_what_is_no_whole_number(text):
+def test_malformed_whole_numbers_are_refused(text):
     with pytest.raises(ValueError, match="not a whole number"):
         parse_int(text)
 
 
 @pytest.mark.parametrize("text", ODD_FRACTIONS)
-def test_what_is_no_fraction(text):
+def test_malformed_fractions_are_refused(text):
     with pytest.raises(ValueError, match="not a number"):
         parse_float(text)
 

@@ -28,7 +28,7 @@ def how(request, monkeypatch):
 
 
 def test_a_full_disk_names_the_file(tmp_path):
-    """The error names the file even if it's closing the file that can't write the rest of the data."""
+    """The error names the file even if the rest of the data can't be written until the file is closed."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
     source = "from pathlib import Path\nfrom gpt.base.outputs import replacing\n" + limit
@@ -92,7 +92,9 @@ def test_links_are_replaced_not_followed(how, tmp_path):
 
 
 def test_only_files_are_replaced(how, tmp_path):
-    """Links to anything but a regular file, such as /dev/stdout, aren't replaced either: root could do that."""
+    """Links to anything but a regular file, such as /dev/stdout, aren't replaced either, although root has the
+    permission.
+    """
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "out").symlink_to("pipe")
@@ -163,7 +165,7 @@ def planted(tool, *names_):
 
 
 def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
-    """The check read one file, and another one took its name."""
+    """In the past, one file was checked, and a different one got its name."""
     library, out = sample("balance"), tmp_path / "out"
     out.mkdir()
     made = located(library, "_Z3onePf\n")
@@ -174,7 +176,7 @@ def test_gpt_patch_finds_a_planted_part(sample, tmp_path):
     assert [path.read_text() for path in out.glob(".*")] == ["planted\n"]
 
 
-def test_what_is_saved_is_not_planted(sample, tmp_path, monkeypatch):
+def test_planted_links_are_not_followed(sample, tmp_path, monkeypatch):
     """None of our writers uses a name whose only unknown part is the process id."""
     process = os.getpid()
     for name in ("k.1.sm_90.cubin", "t.json", "libx.so.json"):

@@ -29,7 +29,7 @@ def test_possessive_groups_become_atomic(pattern, written):
     re.compile(written)
 
 
-def test_what_python_got_wrong():
+def test_possessive_quantifiers_work_despite_a_python_bug():
     """https://github.com/python/cpython/issues/106052"""
     assert compiled("(?:ab?c)*+d").fullmatch("abcacd")
     assert compiled(r"(?:\s*+\.\w++(?:::\w++)*+)*+;").match(".a::b .c;")

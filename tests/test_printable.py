@@ -25,12 +25,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_controls_a_terminal_is_written_as_python_does(text):
+def test_control_characters_are_escaped_like_in_python(text):
     shown = printable(f"a{text}b")
     assert shown == "a" + repr(text)[1:-1] + "b" and shown.isascii() and shown.isprintable()
 
 
-def test_what_is_plain_stays():
+def test_plain_text_stays_unchanged():
     for text in ("", "libtorch_cuda.so", "naïve.so", "漢字", "[bold]x[/]", ":smile:", "a\\b"):
         assert printable(text) is text and printable_json(text) is text
 

@@ -105,7 +105,7 @@ def test_an_input_without_segment_is_empty(data):
     ],
 )
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_is_no_record_is_refused_at_its_offset(data, inside):
+def test_malformed_records_are_refused_at_their_offset(data, inside):
     with pytest.raises(MalformedError) as caught:
         read(HEADER * inside + data)
     assert not isinstance(caught.value, TruncatedError)
@@ -133,7 +133,7 @@ def test_another_major_version_is_refused(version):
 @pytest.mark.parametrize(
     "version", ["", "1", "1.", ".1", "-1.0", "1.x", "1.0.0", "\u0661.0", "\udc80", 1, None, b"1.0"]
 )
-def test_what_is_no_version_is_refused(version):
+def test_malformed_versions_are_refused(version):
     with pytest.raises(MalformedError, match=r"MAJOR\.MINOR|header\.version is not of type str"):
         read(header_with(version=version))
 
@@ -345,7 +345,7 @@ def test_a_length_that_lies_costs_no_memory():
     assert endless.given <= records.MAX_RECORD + (8 << 20)
 
 
-def test_what_cannot_be_packed_is_a_gpt_error():
+def test_values_that_cannot_be_packed_are_errors():
     for value in (1 << 64, -(1 << 63) - 1, "\ud800", bytes(records.MAX_RECORD)):
         with pytest.raises(MalformedError):
             wire.pack({"kind": "x", "value": value})

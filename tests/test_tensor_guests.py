@@ -172,7 +172,7 @@ def test_where_nothing_can_be_said_nothing_is(monkeypatch, capsys, closed):
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_asked_of_pytorch(monkeypatch):
+def test_tensors_are_not_touched_while_tracing_or_lazy(monkeypatch):
     """gpt.tensors doesn't touch tensors while PyTorch's tracer records, and doesn't ask for a lazy clone's address,
     because that would copy the data.
     """

@@ -122,7 +122,7 @@ def test_tensors_are_not_kept():
     assert Noted.gone == 6 and not any(known.ref and known.ref() is None for known in tensors._known.values())
 
 
-def test_what_locals_returned_stays():
+def test_results_of_locals_stay_valid():
     x = Pointed()
     before = locals()
     with tensors.trace(also=lambda seen: None):

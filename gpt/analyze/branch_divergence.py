@@ -27,7 +27,7 @@ class BranchDivergence(Ratios):
     sums = (Column("reached", "u64"), Column("taken", "u64"), Column("split", "u64"))
 
     def say(self, kernel: Kernel, total: Counter[str], where: str) -> Iterator[str]:
-        """Yield the share of lanes that diverge, and the kernel with most of them."""
+        """Yield the share of lanes that diverge, and the kernel in which most of them do."""
         reached = human_count(total["reached"])
         if total["split"]:
             yield f"{self.show(total)} of {reached} lanes at branches jump while others stay"

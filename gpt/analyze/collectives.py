@@ -1,4 +1,4 @@
-"""gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and for which rank.
+"""gpt-analyze collectives: how long NCCL's kernels transfer data, how long they wait, and which rank they wait for.
 
 The kernel of a collective runs on each rank, and waits there for the other ranks. On each rank, the time from its start
 to its end has two parts:
@@ -125,9 +125,7 @@ def find_need(trace: TraceModel) -> str | None:
 
 
 def collectives(trace: TraceModel) -> Answers:
-    """Yield tables of the ranks, of which rank waits for which, of kernels, and of the collective with the most
-    waiting.
-    """
+    """Yield tables of ranks, of waits between ranks, of kernels, and of the collective in which ranks wait most."""
     from gpt.analyze.lib.ranks import Split, find_collectives
 
     found = find_collectives(trace)
@@ -188,7 +186,7 @@ def _iter_waits(found: Collectives, parts: list[Split]) -> Iterator[tuple[Any, .
 
 
 def _iter_late(found: Collectives, parts: list[Split]) -> list[tuple[Any, ...]]:
-    """Return a row for each rank that others wait for, and reason, longest first."""
+    """Return a row for each rank that others wait for and each reason, longest wait first."""
     from gpt.analyze.lib.lateness import find_reasons
 
     sums, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -203,7 +201,7 @@ def _iter_late(found: Collectives, parts: list[Split]) -> list[tuple[Any, ...]]:
 
 
 def _iter_phases(parts: list[Split]) -> list[tuple[Any, ...]]:
-    """Return a row for the first collectives of communicators, for their warm-up, and for the rest."""
+    """Return three rows for the collectives of communicators: the first ones, the warm-up, and the rest."""
     from gpt.analyze.lib.lateness import FIRST, REST, WARM, iter_phases
 
     sums: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in (FIRST, WARM, REST)}

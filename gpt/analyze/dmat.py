@@ -118,8 +118,8 @@ class Dmat(MapAnalysis):
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, process: Process, buffer: Buffer, saved: SavedBuffer) -> None:
-        """Count the accesses of a launch. Also make its matrix if it's the one to show, judging by the launches
-        so far.
+        """Count the accesses of a launch. If it's the one to show, judging by the launches so far, make its matrix as
+        well.
         """
         from gpt.analyze.lib import density
         from gpt.analyze.lib.sm_clocks import highest_rate

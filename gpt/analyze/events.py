@@ -248,7 +248,9 @@ class _CallText:
 
 
 def _said(api: Api) -> str:
-    """Return the keys that name a function. Ioctls are calls of the Linux kernel, so their type is `kernel`."""
+    """Return the keys that name a function. The type of an ioctl is `kernel`, because it's a call of the Linux
+    kernel.
+    """
     if api.type == "ioctl":
         api = api._replace(type="kernel")
     return ",".join(f'"{key}":{_quoted(value)}' for key, value in api._asdict().items() if value or key != "symbol")

@@ -92,7 +92,8 @@ class Export:
         self._tables = FILES[self._form](self._path, self._path if self._output == DASH else self._output)
         for table in TABLES:
             self._tables.create(table)
-        self._strings, self._maps, self._targets = Strings(), MapTables(self._tables), Targets(self._tables)
+        self._strings, self._targets = Strings(), Targets(self._tables)
+        self._maps = MapTables(self._tables, self._strings)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None

@@ -159,7 +159,7 @@ Key = tuple[str, str]  # probes and kernel
 
 
 class ExposedLatency(TimedFold[Key, Bar]):
-    """An analysis of all bars in the traces, and of those in another tool's file."""
+    """An analysis that shows a bar for each kernel in the traces, and the bars in another tool's file."""
 
     def __init__(self, beside: Path | None = None) -> None:
         super().__init__()

@@ -162,7 +162,9 @@ def _find_launching(trace: TraceModel, switches: Switches) -> list[tuple[int, Be
 
 
 def _describe_pauses(launching: list[tuple[int, Between]], who: list[Who]) -> Iterator[str]:
-    """Name the processes that turned recording off at times, and say which totals include the gaps around that."""
+    """Name the processes in which recording was off at times, and say which totals include the gaps around
+    these times.
+    """
     from gpt.analyze.lib.gap_lengths import describe_cut
     from gpt.analyze.lib.launch_gaps import WAITS
 

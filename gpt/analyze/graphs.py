@@ -74,7 +74,7 @@ NODES_OF = (
 
 
 class Replayed(NamedTuple):
-    """A graph, since when its handle has referred to it, and the calls that launched it."""
+    """A graph, the time from which its handle refers to it, and the calls that launched it."""
 
     number: int
     process: Process
@@ -166,7 +166,7 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
 
 
 def _iter_nodes(trace: TraceModel, found: list[Replayed], times: dict[int, Any]) -> Answers:
-    """Yield the nodes of graphs that were timed one by one, and why others weren't."""
+    """Yield the nodes of graphs whose nodes were timed, and why other graphs' nodes weren't."""
     from gpt.trace.event_costs import find_costs, find_pause
 
     rows: list[tuple[Any, ...]] = []
@@ -189,7 +189,7 @@ def _iter_nodes(trace: TraceModel, found: list[Replayed], times: dict[int, Any])
 def _list_nodes(
     trace: TraceModel, graph: Replayed, replays: list[TimedReplay], cost: EventCost
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each node of a graph. The last replay tells which ones it has."""
+    """Yield a row for each node of a graph, as listed in the last replay."""
     import numpy as np
 
     from gpt.trace.calls_store import times_of
@@ -211,7 +211,7 @@ def _list_nodes(
 
 
 def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, times: Any) -> Iterator[str]:
-    """Say how the nodes of a graph were timed, and how much longer these replays took."""
+    """Say how the nodes of a graph were timed, and how much longer the timed replays took."""
 
     from gpt.trace.event_costs import find_timed, median
 

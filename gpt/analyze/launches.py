@@ -202,8 +202,8 @@ def _order(launches: ProcessLaunches) -> tuple[int, int]:
 
 
 def _answer_path(path: UnitPath, one: Who, who: list[Who]) -> Answers:
-    """Yield the parts of a unit's critical path, longest first, and then the path of one repetition in order. `one` is
-    the process that repeats the unit, and `who` has all processes.
+    """Yield the parts of a unit's critical path, longest first, and then the path of one repetition, in order. `one` is
+    the process that repeats the unit; `who` names all processes.
     """
     from gpt.analyze.lib.critical_path import share_on_host
 

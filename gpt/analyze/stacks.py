@@ -13,6 +13,7 @@ from gpt.analyze.lib.locations import describe, tell_apart
 from gpt.analyze.lib.parts import Parts
 from gpt.base.options import Option
 from gpt.base.outputs import replacing
+from gpt.base.printable import printable
 from gpt.screen.units import amount, human_share
 from gpt.trace.kinds import CALLS, SAMPLES
 
@@ -105,7 +106,9 @@ class Stacks(Parts[StacksPart]):
             return
         if self._collapsed:
             with replacing(self._collapsed) as file:
-                file.writelines(f"{_collapse(stack)} {count}\n".encode() for stack, count in sorted(stacks.items()))
+                file.writelines(
+                    f"{printable(_collapse(stack))} {count}\n".encode() for stack, count in sorted(stacks.items())
+                )
         verdict = [*_describe(parts, states, whole)]
         rows = [(state, count, 100 * count / whole) for state, count in states.most_common()]
         yield make_answer("states", STATES, rows, verdict, top=TOP)

@@ -147,7 +147,7 @@ def find_need(trace: TraceModel) -> str | None:
 
 
 def _find_stages(trace: TraceModel, number: int) -> tuple[int, list[tuple[Any, ...]], list[str]] | None:
-    """Return the number of launches, the table and the verdict for a process, or None if it launched nothing."""
+    """Return a process's number of launches, its table and its verdict, or None if it launched nothing."""
     from gpt.analyze.lib.rounds import INTERLEAVED
     from gpt.analyze.lib.short_calls import Tapes
 
@@ -214,7 +214,7 @@ def _describe_other(process: Process, row: tuple[Any, ...], longest: tuple[int, 
 
 
 def _time_round(tapes: Tapes, first: int, period: Period) -> tuple[float, str]:
-    """Return how long a round takes, and how that was determined. The inference begins with the launch `first`."""
+    """Return how long a round takes, and how we know that. The inference begins with launch number `first`."""
     from gpt.analyze.lib.rounds import ALL
 
     (took, waited), begin, done = tapes.measure(period), tapes.start(int(period.begins[0])), tapes.done

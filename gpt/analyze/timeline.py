@@ -65,7 +65,7 @@ def _find_form(output: Path | None) -> TimelineFormat:
 
 
 class Drawing:
-    """Stores everything that was read until it's drawn; large amounts are stored in a file."""
+    """Stores everything that was read until it's drawn. Large amounts of data are stored in a file."""
 
     streams, drains = False, True
 

@@ -174,7 +174,7 @@ def _find_steps(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
 
 
 def _by_ranges(trace: TraceModel, number: int) -> _Steps | None:
-    """Return the outermost ranges with the name of a step as steps, or None."""
+    """Return the outermost ranges that are named like a step as steps, or None without such ranges."""
     texts, found, reached = trace.ranges(number).texts, [], 0
     phases = {}
     for at, (domain, text) in enumerate(texts):

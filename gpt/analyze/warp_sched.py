@@ -149,7 +149,7 @@ def _find_tail(start: Any, end: Any) -> int:
 
 
 def _find_shared(runs: list[_Run]) -> list[str]:
-    """Return, for each launch, whether any other ran on its GPU at the same time."""
+    """For each launch, return whether another launch ran on its GPU at the same time."""
     found = [ALONE] * len(runs)
     last: dict[Hashable, int] = {}  # by GPU, the earlier launch that ends last
     for number in sorted(range(len(runs)), key=lambda number: runs[number].begin):
@@ -163,8 +163,8 @@ def _find_shared(runs: list[_Run]) -> list[str]:
 
 
 def _values(runs: list[_Run]) -> tuple[Any, ...]:
-    """Return values for the columns WARPS. For several launches, span and tail are means, the tail of launches that
-    have one.
+    """Return values for the columns WARPS. For several launches, span and tail are means; launches without a tail don't
+    count for the latter.
     """
     from gpt.trace.durations import Durations
 

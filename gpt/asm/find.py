@@ -151,7 +151,7 @@ def split_compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _named(path: str, what: str) -> str:
-    """Find a ptxas that the user named in the same way as a shell: by its path, or in PATH."""
+    """Find a ptxas that the user named, in the same way as a shell would: by its path, or in PATH."""
     found = shutil.which(path)
     if found is None:
         raise MissingError(f"{what}: no such executable", path)

@@ -106,8 +106,7 @@ class Assembly:
     def _finish(self, record: dict[str, Any], count: int, futures: list[Future[TargetCode]]) -> Records:
         """Yield the record, and the results of its jobs.
 
-        The first `count` jobs have assembled modules with probes. If there are others, they've assembled the same
-        modules without probes.
+        The first `count` jobs have assembled the module with probes, and any others the same module without.
         """
         yield from self._begin(record)
         told: set[tuple[str, str]] = set()
@@ -118,7 +117,7 @@ class Assembly:
             try:
                 code = future.result()
             except (GptError, OSError) as error:
-                reports.append(str(error).encode() + b"\n")
+                reports.append(str(error).encode(errors="backslashreplace") + b"\n")
                 yield from self._tell(error, record, told)
                 continue
             reports.append(code.report)
@@ -164,7 +163,7 @@ class Assembly:
                 yield self._stage.warn(str(error.filename), f"GPT_KEEP: {error.strerror or error}")
 
     def _tell(self, error: GptError | OSError, record: dict[str, Any], told: set[tuple[str, str]]) -> Records:
-        """Yield a `diag` for each fault of a module that isn't in `told` yet, and add it there."""
+        """Yield a `diag` for each fault of a module that isn't in `told` yet, and add the fault to `told`."""
         ref = record["module"]
         if isinstance(error, OSError):
             error = GptError.of(error, error.filename or ref)

@@ -155,5 +155,5 @@ class WatchedProcess:
 
     @property
     def nameless(self) -> int:
-        """The number of kernels that were launched, but never looked up by name."""
+        """Return the number of kernels that were launched, but never looked up by name."""
         return sum(id_ not in self.names for id_ in self.launches)

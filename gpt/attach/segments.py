@@ -258,7 +258,9 @@ def _number(text: str, limit: int = LIMIT) -> int:
 
 
 def _join(parts: dict[int, str]) -> str:
-    """Join the parts of a name. If it's longer than they are, or if a part was lost, it ends with an ellipsis."""
+    """Join the parts of a name. If the name is longer than its parts together, or if a part was lost, the result ends
+    with an ellipsis.
+    """
     name = ""
     for part in range(PARTS):
         name += parts.get(part, "…")

@@ -72,7 +72,7 @@ def default_folder(name: str = "asm") -> Path | None:
 
 
 def make_private(path: Path) -> None:
-    """Make a folder and its parents, and make sure that no other user could have filled it or can do so from now on.
+    """Make a folder and its parents, and check that no other user has had or will have access to it.
 
     Raises OSError if that's impossible; its `filename` is the place that can't be trusted.
     """

@@ -34,7 +34,7 @@ class Scratch:
 
     @property
     def working(self) -> str:
-        """The folder as the `cwd` of a new process, which works whatever its name means by then."""
+        """The folder as the `cwd` of a new process. It stays valid even if the name leads elsewhere by then."""
         return f"/proc/self/fd/{self.folder}"
 
     def write(self, name: str, data: bytes) -> None:

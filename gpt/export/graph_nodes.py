@@ -1,7 +1,7 @@
 """Export the nodes of replays that 'gpt-hook run --node-times' timed.
 
-What the events between them took is only known at the end, from the replays without events. Until then, the calls that
-launch graphs and the GPU times of replays wait in a temporary file.
+The cost of the events between nodes is only known at the end, when replays without events can be compared. Until then,
+the calls that launch graphs and the GPU times of replays wait in a temporary file.
 """
 
 from __future__ import annotations

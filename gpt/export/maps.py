@@ -9,6 +9,7 @@ import numpy as np
 
 from gpt.export.files import TableFile
 from gpt.export.schema import MAP, ExportTable, TableColumn, make_fields, make_names
+from gpt.export.strings import Strings
 
 if TYPE_CHECKING:
     from gpt.trace.buffers import Buffer, MapLayout
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 MOST_TABLES = 200
 WINDOW = 1 << 18  # records per write
 WIDTHS = {"f16": "f32"}  # databases lack the former
-COUNT, SLOT = TableColumn("recorded", "u64"), TableColumn("slot", "u32")
+COUNT, SLOT, NAME = TableColumn("recorded", "u64"), TableColumn("slot", "u32"), TableColumn("nameId", "i64")
 
 
 class MapTables:
     """The tables of all maps. `left_out` has the names of maps without a table, because there are too many of them."""
 
-    def __init__(self, tables: TableFile) -> None:
+    def __init__(self, tables: TableFile, strings: Strings) -> None:
         self.left_out: set[str] = set()
-        self._tables = tables
-        self._made: dict[tuple[str, tuple[tuple[str, str], ...], bool], tuple[ExportTable, list[str]]] = {}
+        self._tables, self._strings = tables, strings
+        self._made: dict[tuple[str, tuple[tuple[str, str], ...], bool, bool], tuple[ExportTable, list[str]]] = {}
 
     def add(self, global_pid: int, buffer: Buffer) -> None:
         """Write what a launch saved in a map. Raises the same errors as `Buffer.read`."""
@@ -36,9 +37,12 @@ class MapTables:
         table, names = found
         saved = buffer.read()
         who = {"launchId": buffer.launch.id, "globalPid": global_pid}
+        ranges = [self._strings.number(name) for name in buffer.map.ranges]
         for places, slots in _iter_windows(buffer, saved):
             count = len(places["block"])
             columns = {name: slots[field] for name, field in zip(names, slots.dtype.names or (), strict=False)}
+            if ranges and buffer.map.has_ranges:
+                columns[NAME.name] = np.array([*ranges, 0])[np.minimum(slots["range"] // 2, len(ranges))]
             if count:
                 self._tables.write(table, count, who | places | columns)
 
@@ -48,12 +52,12 @@ class MapTables:
         """
         stored = layout.capacity > 0 and layout.type != "histogram"
         counted = (COUNT,) if not stored or layout.table else ()
-        key = layout.name, tuple(layout.types.items()), stored
+        key = layout.name, tuple(layout.types.items()), stored, layout.has_ranges
         if key not in self._made:
             if len(self._made) >= MOST_TABLES:
                 return None
             (name,) = make_names([f"GPT_MAP_{layout.name}"], (table.name for table, _ in self._made.values()))
-            where = (*make_fields(MAP), *counted, *((SLOT,) if stored else ()))
+            where = (*make_fields(MAP), *counted, *((SLOT,) if stored else ()), *((NAME,) if layout.has_ranges else ()))
             names = make_names(layout.types, (field.name for field in where)) if stored else []
             types = [WIDTHS.get(type_, type_) for type_ in layout.types.values()]
             fields = (TableColumn(name, type_) for name, type_ in zip(names, types, strict=False))

@@ -91,7 +91,7 @@ class Targets:
         self._write(schema.DEVICES, [(number, _fit(ordinal), process.pid, uuid, _fit(sms))])
 
     def close(self, incomplete: list[str], strings: Strings) -> None:
-        """Write the rest, after everything has been read. `incomplete` has lines about what's missing."""
+        """Write the remaining rows, after everything has been read. `incomplete` has lines about missing data."""
         known = {text for _, text, _ in self._said}
         self._said += [(schema.ERROR, line, None) for line in incomplete if line not in known]
         self._write(schema.DIAGNOSTICS, self._said)

@@ -46,7 +46,7 @@ class Opened(NamedTuple):
 class Opener:
     """Opens the elements of a source one by one.
 
-    `found` has all of them, so that possible duplicates can be recognized.
+    `found` are all elements of the source, so that possible duplicates can be recognized.
     """
 
     def __init__(self, source: Source, found: Iterable[Placed] = ()) -> None:
@@ -102,7 +102,7 @@ class Opener:
 def check_names(source: Source, elements: Iterable[Element], jobs: int) -> None:
     """Check cubins whose symbols were read from their first bytes, by unpacking them in `jobs` processes.
 
-    Raises MalformedError if the section headers of a cubin lead to different names.
+    Raises MalformedError if the section headers of a cubin lead to other symbols than its first bytes.
     """
     unpacker = Unpacker()
     for _ in run_all([partial(_check, unpacker, source, e) for e in elements if _has_front(e)], jobs):

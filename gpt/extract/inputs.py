@@ -217,7 +217,7 @@ class Extraction:
     def _read(self, source: Source, named: bool, build_id: str | None = None) -> Records:
         """Yield the records of a file.
 
-        A file that the user has named must contain GPU code, and have the expected build ID.
+        If the user has named the file, it must contain GPU code, and have the expected build ID.
         """
         progress = messages.Progress(Path(source.name).name)
         found = False

@@ -206,7 +206,7 @@ def _choose_ptx(there: list[Placed], arch: str) -> Placed | None:
 
 
 def _describe(there: Iterable[Placed], arch: str) -> str:
-    """Return the reason why an image has no PTX that can be used for a kernel. `there` has what's available."""
+    """Return the reason why an image has no PTX that can be used for a kernel. `there` lists the code that it has."""
     archs = ", ".join(sorted({placed.element.arch for placed in there}))
     return f"it is for {archs}, not for {arch}" if archs else "its image has PTX of other kernels only"
 

@@ -241,7 +241,7 @@ class Listing:
 
 
 def _no_digest() -> None:
-    """Leave out the digest of a file where it isn't needed."""
+    """Compute no digest, for output that doesn't need one."""
 
 
 def _write(path: Path, item: Opened) -> None:

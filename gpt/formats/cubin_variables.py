@@ -56,7 +56,9 @@ class Freed(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A variable in constant memory. `holds_address` is True if its initial value isn't completely in the cubin."""
+    """A variable in constant memory. `holds_address` is True if its initial value contains an address, so that it isn't
+    completely in the cubin.
+    """
 
     variable: Variable
     holds_address: bool
@@ -129,8 +131,8 @@ class Variables:
         )
 
     def _find(self, relocation: np.void) -> tuple[Variable, int] | None:
-        """Return the variable to which a relocation refers, and the distance from its start. None if it doesn't refer
-        to one.
+        """Return the variable to which a relocation refers, and the distance from its start, or None if it doesn't
+        refer to a variable.
         """
         number, symbols = int(relocation["symbol"]), self._cubin.symbols
         distance = int(relocation["addend"].astype("<i8")) if "addend" in (relocation.dtype.names or ()) else 0

@@ -234,7 +234,7 @@ class Unpacker:
             ) from None
 
     def iter_heads(self, source: Source, element: Element) -> Iterator[memoryview]:
-        """Yield the first bytes of an unpacked element, for each of the sizes in HEADS up to half of the element.
+        """Unpack the beginning of an element. For each size in HEADS, up to half of the element, yield that many bytes.
 
         No more of the payload is read than necessary. Ends where the payload is corrupt; `unpack` says why.
         """

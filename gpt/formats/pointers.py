@@ -236,8 +236,8 @@ def _check_code(source: Source, tables: Elf, addresses: set[int]) -> None:
 def _x86_refers(code: np.ndarray, place: int, wanted: np.ndarray, fixed: bool) -> bool:
     """Return whether code may refer to one of these addresses.
 
-    Code can use a displacement from the end of the instruction, after the ModRM byte 00xxx101, and possibly followed by
-    an immediate. In a program at a fixed address, any four bytes can be the address.
+    x86 code can use a displacement from the end of the instruction, after the ModRM byte 00xxx101 and possibly followed
+    by an immediate. In a program at a fixed address, any four bytes can be the address.
     """
     words = np.lib.stride_tricks.sliding_window_view(code, 5) if len(code) >= 5 else np.empty((0, 5), "u1")
     relative = np.flatnonzero((words[:, 0] & 0xC7) == 0x05)

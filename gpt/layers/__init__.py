@@ -2,8 +2,8 @@
 
 Calls of `torch.nn.Module.__call__` pass through a C function in libgpthook.so, which records the module that is entered
 and left (runtime/hook/watch/layers_python.c). The Python function itself isn't changed, and torch._dynamo sees the same
-as before, so it makes the same graphs, breaks and guards. What runs inside a compiled region belongs to the compiled
-module, unless the comments in Inductor's code say more (compiled.py).
+as before, so it makes the same graphs, breaks and guards. Work inside a compiled region belongs to the compiled module,
+unless comments in Inductor's code name a module in it (compiled.py).
 
 A module is named by its path below the outermost module that is called, as in `named_modules()`: `layers.3.attn`. The
 outermost one is named after its class.
@@ -118,8 +118,8 @@ class Names:
             return self._encode(type(module).__name__)
 
     def find_site(self, site: Any, outer: bytes | None) -> bytes | None:
-        """Return the name of the module to which a place in compiled code belongs, and store it in `site`. The code
-        runs in the module `outer`.
+        """Return the name of the module that a place in compiled code belongs to, and store it in `site`. The code runs
+        in the module `outer`.
         """
         name, note = outer or b"", b""
         if name.endswith(BACKWARD):
@@ -137,7 +137,7 @@ class Names:
         return self.hooks.setdefault(name, {0: self._new_hook(name)})
 
     def add_hooks(self, node: Any, hooks: dict[int, Any]) -> None:
-        """Add hooks to a node without a tensor, which takes much longer."""
+        """Add hooks to a node for which there's no tensor. This way of adding them takes much longer."""
         node.register_prehook(hooks[0])
 
     def _add(self, module: Any, prefix: str) -> bytes:
@@ -195,7 +195,7 @@ def _make_finder(torch: Any, filename: str) -> Callable[[Any], Any]:
 
 
 def _imitate(function: Any, original: FunctionType) -> Any:
-    """Return a function that torch.jit takes for the original: it has the original's source, and the globals of its
+    """Return a function that looks like the original to torch.jit: it has the original's source, and the globals of its
     module.
     """
     made = FunctionType(function.__code__, original.__globals__, original.__name__, None, function.__closure__)
@@ -326,7 +326,9 @@ def install(load_file: Callable[[str, str], Any]) -> None:
 
     @lru_cache(maxsize=None)
     def code() -> Any:
-        """Return the object that finds modules in compiled code, and make the module that such code imports."""
+        """Return the object that finds modules in compiled code, and create the Python module that such code
+        imports.
+        """
         made = load_file("_gpt_layers_compiled", os.path.join(os.path.dirname(__file__), "compiled.py")).CompiledCode()
         shared = ModuleType("_gpt_layers")
         shared._gpt_region, shared._gpt_sites = recorder.new_region(), made.sites  # type: ignore[attr-defined]

@@ -34,8 +34,8 @@ def shorten(path: str) -> str:
 
 
 def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
-    """Return the module of each node, by the name that the node has in Inductor's comments. `traced` says that
-    AOTAutograd made the graph, and so gave nodes other names.
+    """Return the module of each node, by the name that the node has in Inductor's comments. `traced` says whether
+    AOTAutograd made the graph, because it gives nodes other names.
     """
     found = {}
     for node in graph.nodes:

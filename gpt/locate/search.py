@@ -39,7 +39,7 @@ class LocateOptions:
     def kept(self) -> dict[str, re.Pattern[str]]:
         """Return the patterns of --keep.
 
-        They aren't merged into one, since each has its own flags and groups. Raises UsageError.
+        They aren't merged into one pattern, because each has its own flags and groups. Raises UsageError.
         """
         try:
             return {text: re.compile(text) for text in self.keep}
@@ -104,7 +104,7 @@ class Search:
         self._libraries.add(path)
 
         def regions(places: Iterable[tuple[str, str | None, int]]) -> set[int]:
-            """Return the offsets of those places that are in this library."""
+            """Return the offsets of the given places that are in this library."""
             return {
                 offset
                 for file, its_build_id, offset in places
@@ -205,7 +205,7 @@ class Search:
         return self._lists.settled and not any(target.all_idle for target in self._wanted.targets)
 
     def _misfits(self) -> Iterator[tuple[GptError, list[DeviceSet]]]:
-        """Yield each fault of lists and --arch that's known so far, and the targets that are affected."""
+        """Yield the faults of lists and --arch that are known so far, each with the targets that it affects."""
         for one in self._lists.faults():
             yield GptError(one.fact, one.where), self._wanted.targets
         for target in self._wanted.targets:

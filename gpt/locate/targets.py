@@ -1,4 +1,4 @@
-"""The devices that code must run on: from each --arch, or from the traces."""
+"""Determine the devices that code must run on, from each --arch or from the traces."""
 
 from __future__ import annotations
 

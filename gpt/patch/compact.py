@@ -24,9 +24,9 @@ holds the names of lost kernels (cut_names.py). From it gpt-hook can tell that a
 gpt-patch that the library isn't the original.
 
 GPU code outside of the fatbin sections (outside.py) is surrounded by host data and never moves in memory. Whole pages
-of dead code are removed from the file nevertheless, and zeros are mapped in their place. A section with such code then
-is in several places of the file: its header describes the first part, and additional headers with the same name, after
-all others, describe the rest.
+of dead code are removed from the file nevertheless, and zeros are mapped in their place. So a section with such code
+may end up in several parts of the file. Its header describes the first part; additional headers with the same name,
+after all others, describe the others.
 
 Segments that move keep `p_align` if their new offset allows it; otherwise it becomes the page size. The first segment,
 whose alignment loaders use for the whole library, always keeps it.
@@ -134,7 +134,9 @@ def _plan_fatbin(image: Image, doomed: Doomed, byte: int) -> Plan:
 
 
 class _Compaction:
-    """The steps of compaction: pack, choose cuts, place the table, edit headers and pointers, lay out the pieces."""
+    """Performs the steps of compaction: pack, choose cuts, place the table, edit headers and pointers, lay out the
+    pieces.
+    """
 
     def __init__(self, image: Image, tables: Elf, doomed: Doomed, byte: int) -> None:
         self.source = image.source

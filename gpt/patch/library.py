@@ -172,7 +172,7 @@ def _find_doomed(
 def _recompress(image: Image, doomed: Doomed, way: PatchOptions, folder: Path) -> list[Recompressed]:
     """Compress complete elements again, in the usual sections.
 
-    Code elsewhere is unpacked by the library itself, so it isn't changed.
+    Code elsewhere isn't changed, because the library unpacks it itself.
     """
     if way.level is None:
         return []
@@ -202,7 +202,7 @@ def _measure(
 
 
 def _named(doomed: Doomed, reasons: dict[str, set[int]]) -> list[Element]:
-    """Return the elements that were kept or removed because of the names of their kernels.
+    """Return the elements that were kept or removed because of their kernels' names.
 
     If elements were compared with linked code, that's all of them.
     """

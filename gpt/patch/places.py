@@ -60,7 +60,7 @@ class Places:
     def find(self, library: str) -> PatchPaths:
         """Return the place of a library.
 
-        Raises MissingError if it doesn't exist, GptError if it can't be written there.
+        Raises MissingError if the library doesn't exist, and GptError if its output can't be written.
         """
         path = Path(library)
         if path.exists():

@@ -18,7 +18,6 @@ MAX_LINES = 512  # statements per snippet
 LEVELS = ("thread", "warp", "block")
 MAP_TYPES = ("array", "total", "histogram", "table")
 EDGES = ("begin", "end")  # a range has these two
-RANGE_FIELDS = (("clock", "u64"), ("sm", "u32"), ("range", "u32"), ("number", "u32"))  # saved by RANGE
 OPS = ("min", "max", "last")  # how a total combines the values of a field, other than by adding them
 LEADERS = ("active", "lane0", "all")  # the lanes that save for a warp: the lowest active one, lane 0 if active, or all
 HELPERS = {  # name: type; None stands for the type of the operand
@@ -238,8 +237,8 @@ class ProbeFile:
         return map_.capacity == 1 and kinds <= {"kernel"}
 
     def saves_once(self, map_: Map) -> bool:
-        """Return whether no thread can save to a map twice. That's so if its only SAVE is outside of loops, where the
-        kernel ends.
+        """Return whether no thread can save to a map twice. That's so if its only SAVE is where the kernel ends, and
+        outside of loops.
         """
         found = [
             (when, snippet)

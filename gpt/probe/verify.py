@@ -55,8 +55,8 @@ def verify(file: ProbeFile) -> None:
 
 
 def find_misfit(probe: Probe, bound: Bound) -> str | None:
-    """Return why a probe can't run at an instruction that its position matched: the name of the missing helper. None if
-    it can.
+    """Return why a probe can't run at an instruction that its position matched, naming the missing helper, or None if
+    it can run.
     """
     for _, snippet in probe.snippets:
         for helper in sorted(snippet.helpers):

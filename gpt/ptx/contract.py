@@ -229,7 +229,7 @@ def _copy(statement: Statement, product: _Product) -> str:
 
 
 def _places(module: Module, statement: Statement, name: str, product: _Product) -> list[int]:
-    """If an instruction is a sum that may be fused with the product, return the numbers of the operands that name the
+    """If an instruction is a sum that may be fused with the product, return the numbers of its operands that name the
     product. Otherwise, return nothing.
     """
     found = _SUM.fullmatch(statement.head)

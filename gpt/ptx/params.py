@@ -59,7 +59,7 @@ def limit(version: tuple[int, int]) -> int:
 
 
 def room(module: Module, function: Item) -> tuple[int, str, str]:
-    """Return the offset at which more parameters can be added to a function, and the text to insert before and after
+    """Return the offset at which parameters can be added to a function, and the text to insert before and after
     them.
     """
     params = parse_params(module, function)

@@ -82,19 +82,19 @@ def _slot(word: int) -> tuple[int, int]:
 
 
 def _is_copy(one: Instruction) -> bool:
-    """Return whether it's a MOV R, R that copies all lanes and all bytes."""
+    """Return whether an instruction is a MOV R, R that copies all lanes and all bytes."""
     return one.opcode == 0x202 and one.guard.always and one.word >> 64 & _MODIFIERS == 0xF00
 
 
 def _saved_uniform(one: Instruction) -> int | None:
-    """Return the uniform register that an IADD3 R, RZ, UR, RZ copies; None if it's something else."""
+    """If an instruction is IADD3 R, RZ, UR, RZ, return the uniform register that it copies. Otherwise, return None."""
     plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xFFFE0FF
     is_sum = one.opcode == 0xC10 and plain and bits(one.word, 24, 8) == 255 and not bits(one.word, 38, 26)
     return STARTS.UR + bits(one.word, 32, 6) if is_sum else None
 
 
 def _restored_uniform(one: Instruction) -> int | None:
-    """Return the uniform register that an R2UR UR, R sets; None if it's something else."""
+    """If an instruction is R2UR UR, R, return the uniform register that it sets. Otherwise, return None."""
     plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xE0000
     is_plain = one.opcode == 0x2CA and plain and not bits(one.word, 32, 32) and not bits(one.word, 22, 2)
     return STARTS.UR + bits(one.word, 16, 6) if is_plain else None
@@ -114,12 +114,14 @@ def _iter_predicates(mask: int) -> Iterator[int]:
 
 
 def _saved_predicates(one: Instruction) -> int:
-    """Return the predicates that a P2R R, PR, RZ, MASK saves, one bit each; 0 for anything else."""
+    """If an instruction is P2R R, PR, RZ, MASK, return the predicates that it saves, one bit each. Otherwise,
+    return 0.
+    """
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
     return bits(one.word, 32, 7) if one.opcode == 0x803 and plain and not bits(one.word, 39, 25) else 0
 
 
 def _restored_predicates(one: Instruction) -> int:
-    """Return the predicates that a R2P PR, R, MASK sets, one bit each; 0 for anything else."""
+    """If an instruction is R2P PR, R, MASK, return the predicates that it sets, one bit each. Otherwise, return 0."""
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS
     return bits(one.word, 32, 7) if one.opcode == 0x804 and plain and not bits(one.word, 39, 25) else 0

@@ -4,7 +4,7 @@ For each of its instructions, the following is known (State):
 
 - `own`: the registers that have the same values as in the original kernel at this point. At first, these are the live
   ones. When a snippet writes a register, it's removed from the set; when a moved instruction writes it, it's added.
-- `defined`: registers that snippets have written.
+- `defined`: registers that snippets have written in all lanes.
 - `copies`: where the kernel's values are kept in the meantime. A snippet may save a live register below the stack
   pointer (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing
   else makes it so: saving is proven, not assumed. A uniform register that the kernel names must be in a copy before a
@@ -16,34 +16,34 @@ For each of its instructions, the following is known (State):
 Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
 and nothing of ours may be in flight or pending. When a snippet begins, nothing from other snippets is in flight, so
 within it, ptxas's own scoreboards and stalls, which are kept, are right.
+
+A branch that only some lanes take splits the warp. Split lanes stay apart until the kernel's next BSYNC, unless a BSSY
+of ours says where they meet. So a snippet may branch conditionally only between its BSSY and its BSYNC, on a barrier
+that the kernel doesn't name, and all lanes must have met at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
-from gpt.sass import check_again as again
+from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_lanes import Fault, follow
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
-from gpt.sass.flow import NOTHING, InFlight, issue, wait_for
+from gpt.sass.flow import NOTHING, InFlight, issue, release
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
-from gpt.sass.words import PT, SIZE
+from gpt.sass.words import PT, SIZE, bits, guard_of
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
 _WAITS = {"BAR", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "ACQBULK"}  # other lanes of the warp may run in the meantime
 
-MAX_FAULTS = 50
-EVERYWHERE = 1 << 62  # beyond any word
-
-Step = Callable[[int, State], Iterable[tuple[int, State]]]
+Fault = tuple[int, str, str]  # instruction, rule, detail
 
 
 class TrampolineCheck:
@@ -78,17 +78,11 @@ class TrampolineCheck:
         own = self.around.needed(first) | (STACK_POINTER if has_stack else 0)
         pending = frozenset((written, cycles, KERNEL) for written, cycles in kernel.find_late(first))
         start = State(own, defined, frozenset(), flight, NOTHING, pending, (), KERNEL)
-        self._follow_all(self.trampoline.start, start, EVERYWHERE, self._step_or_pass)
-        self._compare_sets()
-        return list(dict.fromkeys(self.faults))
-
-    def _follow_all(self, start: int, state: State, end: int, step: Step) -> dict[int, State]:
-        """Follow all paths from `start` up to words at `end` or later. Return the state at each word."""
-        states = {start: state}
-        left = [start]  # a heap: a word is usually visited once, after all that lead to it
-        while left and left[0] < end and len(self.faults) < MAX_FAULTS:
+        states: dict[int, State] = {self.trampoline.start: start}
+        left = [self.trampoline.start]  # a heap: a word is usually visited once, after all that lead to it
+        while left and len(self.faults) < 50:
             at = heappop(left)
-            for index, arriving in step(at, states[at]):
+            for index, arriving in self._step(at, states[at]):
                 known = states.get(index)
                 joined = join(known, arriving)
                 if joined is None:
@@ -97,68 +91,11 @@ class TrampolineCheck:
                     states[index] = joined
                     if index not in left:
                         heappush(left, index)
-        return states
-
-    def _step_or_pass(self, index: int, state: State) -> Iterable[tuple[int, State]]:
-        """Run a word, or if a long snippet begins with it, all of the snippet."""
-        number = self.parts.get(index)
-        part = self.trampoline.parts[number] if number is not None else None
-        if number is None or not isinstance(part, Inserted) or part.start != index or part.length < again.SHORTEST:
-            return self._step(index, state)
-        known = self._know(part)
-        mask = again.with_copies(known.mask, state)
-        around = self.around
-        sets = self._beyond, self._shared, around.original.steady, *self._facts_of(number)
-        key = again.make_key(state, number, mask, *sets)
-        result = known.results.get(key)
-        end = index + part.length
-        if result is None:
-            faults, reads, saved = len(self.faults), self.reads, self.saved
-            self.reads = self.saved = 0
-            states = self._follow_all(index, state, end, self._step)
-            found = again.make_result(states.get(end, state), number, self.reads, self.saved)
-            self.reads, self.saved = self.reads | reads, self.saved | saved
-            leaving = [(at, after) for at, after in states.items() if not index <= at < end]
-            if len(self.faults) == faults and [at for at, _ in leaving] == [end]:
-                known.keep(key, found)
-            return leaving
-        self.reads |= result.reads
-        self.saved |= result.saved
-        return ((end, again.apply(result, state, number, mask)),)
-
-    def _know(self, part: Inserted) -> again.Known:
-        """Return what's known about a snippet with these names."""
-        words = tuple(self.code.words[part.start : part.start + part.length])
-        memo = self.code.table.memo("check_again")
-        names = ((file, *some.items()) for file, some in part.names.items())
-        key = words, part.snippet.inputs, part.guard, self.around.declaration.stack, *names
-        found: again.Known | None = memo.get(key)
-        if found is None:
-            if len(memo) >= again.KEPT:
-                memo.clear()
-            mask = rename(pack(part.snippet.inputs), part)
-            if part.guard:
-                mask |= 1 << STARTS.P + part.guard.predicate
-            for index, word in enumerate(words, part.start):
-                mask |= again.mask_of(self._word(index), word)
-            found = memo[key] = again.Known(mask)
-        return found
-
-    def _compare_sets(self) -> None:
-        named = 0
-        for source in self.trampoline.sources:
-            read, written, *_ = self.around.original.code.masks[source]
-            named |= read | written
-        declared = pack(self.trampoline.reads)
-        for text, mask in (
-            ("read, but not declared", self.reads & ~declared),
-            ("declared as read, but not read", declared & ~self.reads),
-            ("read, but not the moved instructions'", declared & ~named),
-            ("overwritten, but not declared as saved", self.saved & ~pack(self.trampoline.saved)),
-            ("declared as saved, but not overwritten", pack(self.trampoline.saved) & ~self.saved),
-        ):
-            if mask:
-                self.faults.append((self.trampoline.start, "declared", f"{name_registers(mask)}: {text}"))
+        self.faults += iter_undeclared(self.trampoline, kernel.code, self.reads, self.saved)
+        if not self.faults:
+            missed = [part.start for part in self.trampoline.parts if part.start not in states]
+            self.faults += [(index, "reach", "nothing leads to this part") for index in missed]
+        return list(dict.fromkeys(self.faults))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
         if mask:
@@ -170,47 +107,37 @@ class TrampolineCheck:
             if index != self.trampoline.end - 1:
                 self.faults.append((index, "reach", "it runs out of the trampoline"))
                 return ()
-            self._end(index, state._replace(ours=wait_for(state.ours, self.code.controls.waits[index])), self.back)
+            self._end(index, state._replace(ours=release(state.ours, self.code, index)), self.back)
             return ()
         part = self.trampoline.parts[number]
-        wait = self.code.controls.waits[index]
         if state.part != number:
-            rest = wait_for(state.ours, wait)
+            rest = release(state.ours, self.code, index)
             self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
             self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
             if state.meetings:
                 self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
             if isinstance(part, Inserted):
-                self._enter(index, part, state)
+                self._enter(index, number, part, state)
             state = state._replace(ours=NOTHING, part=number, meetings=())
-        if wait and state.kernel != NOTHING:
-            state = state._replace(kernel=wait_for(state.kernel, wait))
+        if self.code.controls.waits[index] and state.kernel != NOTHING:
+            state = state._replace(kernel=release(state.kernel, self.code, index))
         return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
         return found or find_facts(self.code[index], self.code.table)
 
-    def _enter(self, index: int, part: Inserted, state: State) -> None:
+    def _enter(self, index: int, number: int, part: Inserted, state: State) -> None:
         """Check the values that a snippet gets."""
         if part.start != index:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
-        inputs = pack(part.snippet.inputs)
-        given = rename(inputs, part)
+        given = rename(pack(part.snippet.inputs), part)
         kept = given & state.own & ~state.defined
-        words = range(part.start, part.start + part.length)
-        if kept and not all(self._word(k).is_saving for k in words):
+        if kept and not all(self._word(k).is_saving for k in range(part.start, part.start + part.length)):
             self.reads |= kept
-        self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
-        guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
-        self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
-        read = written = 0
-        for masks in self.code.masks[words.start : words.stop]:
-            read, written = read | masks.reads, written | masks.writes
-        self._fault(index, "undefined", written & guard, "is the guard, and overwritten")
-        self._fault(index, "undefined", read & ~(written | given | guard), "is read, but isn't an input")
-        if given.bit_count() != inputs.bit_count():
-            self.faults.append((index, "undefined", "an input without a name"))
+        known = state.own | state.defined | defined_under_guard(self.trampoline, number, self.code)
+        for mask, text in iter_missing(part, self.code, given, known, state.own):
+            self._fault(index, "undefined", mask, text)
 
     def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
         word = self._word(index)
@@ -245,14 +172,16 @@ class TrampolineCheck:
         if word.is_local and not is_slot(self.code[index], around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
         if pending or ours is not NOTHING:
-            for rule, mask, text in iter_hazards(word, ours, pending, number):
+            rest = release(ours, self.code, index)
+            for rule, mask, text in iter_hazards(word, rest, pending, number):
                 self._fault(index, rule, mask, text)
         if word.changes_flight:
             ours = issue(ours, self.code, index)
         pending = pass_time(pending, number, written, word.stall, word.fresh)
-        state = State(own, defined | written, copies, flight, ours, pending, meetings, number)
+        defined |= written if part.guard is None else 0
+        state = State(own, defined, copies, flight, ours, pending, meetings, number)
         if word.flows or meetings:
-            return follow(self.code[index], part, state, self.faults)
+            return self._follow(index, part, state)
         return ((index + 1, state),)
 
     def _find_busy(self, flight: InFlight) -> tuple[int, int]:
@@ -281,6 +210,32 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 found &= ~code.masks[part.source].writes
         return found
+
+    def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
+        one = self.code[index]
+        barrier = bits(one.word, 16, 4)
+        if one.name == "BSSY":
+            if barrier in state.meetings or not one.guard.always:
+                self.faults.append((index, "lanes", "a BSSY on a barrier in use, or under a guard"))
+            yield index + 1, state._replace(meetings=(*state.meetings, barrier))
+        elif one.name == "BSYNC":
+            if state.meetings[-1:] != (barrier,) or not one.guard.always:
+                self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
+            else:
+                yield index + 1, state._replace(meetings=state.meetings[:-1])
+        elif state.meetings and any(one.masks.writes >> STARTS.B + meeting & 1 for meeting in state.meetings):
+            self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
+        elif one.name == "BRA":
+            assert one.target is not None
+            if is_conditional(one):
+                if not state.meetings and _can_split(one.word):
+                    self.faults.append((index, "lanes", "a branch splits lanes without a BSSY of its own"))
+                yield index + 1, state
+            yield one.target // SIZE, state
+        else:
+            if one.name == "WARPSYNC" and one.target is not None and one.target // SIZE > part.start + part.length:
+                self.faults.append((index, "lanes", "a collective leaves its snippet"))
+            yield index + 1, state
 
     def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
         """Run a moved instruction, after checking that everything it reads is there."""
@@ -337,3 +292,8 @@ class TrampolineCheck:
             if isinstance(part, Moved):
                 return part.source
         return self.back if self.back < len(self.around.original.code) else None
+
+
+def _can_split(word: int) -> bool:
+    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
+    return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -80,12 +80,16 @@ class Instruction:
 
     @property
     def writes(self) -> Registers:
-        """The registers that it may write: with a guard, some lanes write them or none do."""
+        """The registers that the instruction may write. If it has a guard, maybe only some lanes write them, or
+        none.
+        """
         return unpack(self.masks.writes)
 
     @property
     def kills(self) -> Registers:
-        """The registers whose old value is certainly lost: what it writes, unless it has a guard or isn't exact."""
+        """The registers whose old values are certainly lost: all that the instruction writes, unless it has a guard or
+        isn't exact.
+        """
         return unpack(~self.masks.keeps)
 
     @property
@@ -141,7 +145,9 @@ class Code:
         self.used = {number: table.decoder(number) for number in set(self.opcodes)}
 
     def with_controls(self, changed: Mapping[int, int]) -> Code:
-        """Return the same instructions, some words with another control part. Raises ValueError if more differs."""
+        """Return the same code with these words, which may differ from the old ones only in their control parts. Raises
+        ValueError if more differs.
+        """
         if any((word ^ self.words[index]) & ~CONTROL for index, word in changed.items()):
             raise ValueError("not only the control part of a word differs")
         _ = self.masks
@@ -212,7 +218,7 @@ class Code:
 
     @cached_property
     def targets(self) -> frozenset[int]:
-        """Every offset in bytes that some instruction has as its target."""
+        """The offsets in bytes of all places that instructions have as their targets."""
         forms = {number: decoder.entry.target for number, decoder in self.used.items() if decoder.entry.target}
         words, opcodes = self.words, self.opcodes
         return frozenset(target_of(words[index], forms[opcodes[index]], SIZE * index) for index in self.jumps)

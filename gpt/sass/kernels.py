@@ -29,7 +29,7 @@ from gpt.sass.graph import Graph, make_graph
 from gpt.sass.masks import STARTS
 from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
-from gpt.sass.words import SIZE, bits
+from gpt.sass.words import SIZE, bits, opcode_of
 
 RESERVED = 2  # registers in a kernel's count that the hardware reserves
 _USETMAXREG = 0x9C8  # the number is in the word, at bit 32
@@ -105,7 +105,9 @@ class Kernel:
 
     @cached_property
     def named(self) -> int:
-        """The registers named by its instructions, reachable or not, and by the functions that it calls."""
+        """The registers that are named by the kernel's instructions, reachable or not, and by the functions that it
+        calls.
+        """
         if self.base:
             return self.base.named
         found = self.elsewhere if self.graph.calls_out else 0
@@ -117,7 +119,7 @@ class Kernel:
     def steady(self) -> int:
         """Uniform registers that only fixed-latency instructions read and write.
 
-        So a part of a warp never leaves one of them in flight, even if the hardware switches to another part.
+        A part of a warp therefore never leaves one of them in flight, even if the hardware switches to another part.
         """
         if self.base:
             return self.base.steady
@@ -134,11 +136,8 @@ class Kernel:
         USETMAXREG does that (PTX: setmaxnreg). Its number of remaining registers includes the two that the hardware
         reserves.
         """
-        code = self.code
-        counts = [
-            bits(code.words[index], 32, 32) - RESERVED if code.opcodes[index] == _USETMAXREG else 0
-            for index in code.find({"USETMAXREG"})
-        ]
+        words = [self.code.words[index] for index in self.code.find({"USETMAXREG"})]
+        counts = [bits(word, 32, 32) - RESERVED if opcode_of(word) == _USETMAXREG else 0 for word in words]
         return max(0, min([self.registers, *counts]))
 
     @cached_property

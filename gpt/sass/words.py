@@ -108,7 +108,7 @@ def control_of(word: int) -> Control:
 
 
 def with_control(word: int, control: Control) -> int:
-    """Return the word with another control part. Raises ValueError if a number doesn't fit."""
+    """Return the word with its control part replaced. Raises ValueError if a number doesn't fit."""
     stall, hint, write, read, wait, reuse = control
     for value, width in ((stall, 4), (write, 3), (read, 3), (wait, 6), (reuse, 4)):
         if value >> width:

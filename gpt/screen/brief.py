@@ -3,8 +3,8 @@
     at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>(int, float, float const*)
     vectorized_layer_norm_kernel<float, float, false>
 
-First, parameters are left out, then namespaces and ABI tags (numba's have 100 letters), and then the end. If names
-would become equal, they keep the part in which they differ.
+Parameters are left out first, then namespaces and ABI tags (numba's have 100 letters), and then the end of the name. If
+names would become equal, they keep the part in which they differ.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _draw_scale(axes: Any, drawn: Any, told: Record, least: float, most: float) 
 
 
 def _name_bands(axes: Any, names: Sequence[str], image: Any) -> None:
-    """Separate the bands, and name as many as there's room for, beginning with the most accesses."""
+    """Separate the bands by lines. Name as many as there's room for; bands with more accesses come first."""
     import numpy as np
 
     opens = [at for at, name in enumerate(names) if not at or name != names[at - 1]]

@@ -62,4 +62,4 @@ def _color(name: str) -> Any:
 
     from matplotlib import colormaps
 
-    return colormaps["YlOrRd"](0.15 + 0.4 * (crc32(name.encode()) % WARM) / WARM)
+    return colormaps["YlOrRd"](0.15 + 0.4 * (crc32(name.encode(errors="backslashreplace")) % WARM) / WARM)

@@ -1,5 +1,5 @@
-"""Tables that fit the screen. Columns with text come first and may be shortened; columns with numbers come after them
-and never are.
+"""Lay out tables that fit the screen. Columns with text come first, and may be shortened. Columns with numbers come
+after them, and are never shortened.
 
 A row is a single line, whatever is in its names; `--json` has the full names. If all paths have a folder in common,
 it's printed only once, above the table. Lines are rich's Text, which has colors but no width.

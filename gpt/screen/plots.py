@@ -6,17 +6,23 @@ with a unit, for each text in the first column.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpt.base.cache import default_folder, make_private
 from gpt.base.errors import GptError, UsageError
 from gpt.base.install import missing_package
 from gpt.base.outputs import replacing
 from gpt.base.printable import printable
+from gpt.base.scratch import scratch_folder
 from gpt.screen.density import height_of
 from gpt.screen.flame import depth_of
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
@@ -37,10 +43,27 @@ def check(path: Path) -> None:
     """Raise UsageError if the file name isn't a picture's, and MissingError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"the name of a plot ends in {' or '.join(SUFFIXES)}", str(path))
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise missing_package("matplotlib") from None
+    if not find_spec("matplotlib"):
+        raise missing_package("matplotlib")
+
+
+@contextmanager
+def _private_settings() -> Iterator[None]:
+    """Have matplotlib keep its settings and its list of fonts in a private folder, or in a temporary one.
+
+    It would write the list through a link, which another user may have put into the usual folder: as root, HOME may be
+    that user's.
+    """
+    with ExitStack() as kept:
+        folder = default_folder("matplotlib")
+        try:
+            if not folder:
+                raise FileNotFoundError
+            make_private(folder)
+        except OSError:
+            folder = kept.enter_context(scratch_folder("gpt-fonts-")).path
+        os.environ["MPLCONFIGDIR"] = str(folder)
+        yield
 
 
 def draw(path: Path, answers: Sequence[Record]) -> None:
@@ -48,12 +71,18 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
     Raises GptError if there's nothing to draw.
     """
+    with _private_settings():
+        _draw(path, answers)
+
+
+def _draw(path: Path, answers: Sequence[Record]) -> None:
     import matplotlib
 
     # A matplotlibrc in the working directory can make matplotlib run LaTeX or any module, and it may belong to another
     # user.
     matplotlib.rcdefaults()
     matplotlib.use("Agg")
+    logging.getLogger("matplotlib").setLevel(logging.CRITICAL)  # it warns if listing fonts is slow, or can't be kept
     from matplotlib import pyplot
 
     told = [(answer, plot) for answer in answers for plot in answer.get("plots", ())]
@@ -96,7 +125,7 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _align(panels: Sequence[Any]) -> None:
-    """Align panels that have the same time axis, although some of them have a scale of colors at their side."""
+    """Align panels that have the same time axis, even if some of them have a scale of colors beside them."""
     places = [axes.get_position() for axes in panels]
     left, right = max(place.x0 for place in places), min(place.x1 for place in places)
     edges = [axes.get_xlim() for axes in panels]

@@ -62,6 +62,7 @@ STEPS = 5  # words of a value in a tile: a step for each bit in the number of a 
 STORED = ("clock", "sm", "shared", "lane", "equal", "each")
 FORMED = ("lane", "equal")  # these have a form
 MOST_RING = 1 << 16  # records in a ring
+RANGE_FIELDS = (("clock", "u64"), ("sm", "u32"), ("range", "u32"), ("number", "u32"))  # saved by RANGE
 MOST_FORMED = 4  # fields with a form; all others are `each`
 
 
@@ -121,8 +122,8 @@ def count_arenas(blocks: int) -> int:
 
 
 def make_number(blocks: int, doublings: int = 0) -> int:
-    """Return the number in the low bits of a log's address: the upper three bits are the logarithm of the number of
-    arenas, and the lower five how many times the size of the log was doubled.
+    """Return the number in the low bits of a log's address. Its upper three bits are the logarithm of the number of
+    arenas; its lower five bits say how often the size of the log was doubled.
     """
     return count_arenas(blocks).bit_length() - 1 << 5 | doublings
 

@@ -84,8 +84,8 @@ class Stage:
     def error(self, error: GptError, ref: str | None = None, once: bool = False) -> dict[str, Any]:
         """Print an error after which the stage continues, set the exit status, and return the `diag` to write.
 
-        With `once`, the fact doesn't depend on the location (for example, a tool is missing), so it's only printed for
-        the first one.
+        With `once`, the fact doesn't depend on the location (for example, a tool is missing), so it's printed only
+        once.
         """
         if not (isinstance(error, EmptyPipeError) or (once and error.fact in self._facts)):
             self._say("error", error.where, error.fact)
@@ -146,7 +146,9 @@ class Stage:
     # Output
 
     def write(self, record: Output) -> None:
-        """Write a record, or several that are packed. Updates the count in an `end`, and flushes after a `sync`."""
+        """Write one record, or several that are already packed. The count in an `end` is updated, and a `sync` flushes
+        the output.
+        """
         if isinstance(record, wire.Packed):
             if self.table:
                 self._counts[self._turn] += record.count

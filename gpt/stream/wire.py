@@ -98,8 +98,8 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     """Yield the records of a msgpack stream, expand chunks, and check that they form segments.
 
     A regular file is read up to the size that it has now, because a trace may grow faster than we can read it. Raises
-    MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. Their messages have
-    `name` and an offset as the location.
+    MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. The location in their
+    messages consists of `name` and an offset.
     """
     found = _expand(_split(_blocks(file), name), name)
     yield from check_segments(((record, at(name, offset)) for record, offset in found), name)

@@ -84,7 +84,7 @@ _Key = Tuple[Any, ...]  # where a tensor is: id() of the code, variable, and key
 
 
 class _Other(enum.Enum):
-    """Markers in place of a reader, for containers, and for types that haven't been seen."""
+    """Markers that take the place of a reader, for containers and for types that haven't been seen yet."""
 
     CONTAINER = enum.auto()
     NEW = enum.auto()
@@ -236,8 +236,8 @@ class trace:
 
 
 class _Entered(threading.local):
-    """The blocks in which a thread is, and whether each of them has set the profile function. Tasks may leave blocks in
-    any order.
+    """The blocks that a thread has entered, and whether each of them has set the profile function. Tasks may leave
+    blocks in any order.
 
     A generator may leave a block in a different thread than the one in which it entered it. In that case, the blocks of
     this thread don't change.

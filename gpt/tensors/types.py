@@ -87,7 +87,7 @@ def _is_wrapper(type_: type) -> bool:
 def _facts(
     first: int, item: int, dtype: str, shape: Iterable[Any], strides: Sequence[int] | None
 ) -> TensorFacts | None:
-    """Return facts, if they make sense. `strides` are in bytes; None stands for C order."""
+    """Return facts about a tensor, or None if they make no sense. `strides` are in bytes; None stands for C order."""
     sizes = tuple(int(size) for size in shape)
     if not first or item <= 0 or min(sizes, default=1) <= 0 or len(sizes) > MOST_DIMENSIONS:
         return None
@@ -145,7 +145,7 @@ def _is_traced() -> bool:
 
 
 def _address(value: Any, item: int) -> int:
-    """Return the address of the first element. If it's a lazy clone, asking PyTorch for the address would make the
+    """Return the address of the first element. Don't ask PyTorch for the address of a lazy clone, which would make the
     copy.
     """
     is_lazy, begin = _core("_is_cow_tensor"), _core("_data_address")

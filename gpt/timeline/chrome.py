@@ -207,7 +207,7 @@ def _tell_texts(facts: Mapping[str, object]) -> Iterator[str]:
 
 
 def _tell(name: str, values: npt.NDArray[np.integer]) -> list[str]:
-    """Format an argument for each span. If it's 0, the text is empty."""
+    """Format an argument of each span as text, which is empty for 0."""
     return [f',"{name}":{value}' if value else "" for value in values.tolist()]
 
 

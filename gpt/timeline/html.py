@@ -101,7 +101,7 @@ def _iter_rows(timeline: Timeline, spans: Spans, depths: Whole) -> Iterator[list
 
 
 def _find_links(timeline: Timeline, spans: Spans) -> Whole:
-    """Return, for each piece of GPU work, the index of its call's span, and -1 for all other spans."""
+    """Return an index for each span: for GPU work, the index of its call's span; for all other spans, -1."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     places = np.full(len(timeline.calls) + 1, -1, np.int64)  # an element for each call, and one for call -1
@@ -114,7 +114,7 @@ def _find_links(timeline: Timeline, spans: Spans) -> Whole:
 
 
 def _make_notes(timeline: Timeline, spans: Spans) -> tuple[Whole, list[str]]:
-    """Return a number for each span that stands for its details, and the text for each number."""
+    """Return, for each span, a number that stands for its details, and the text for each number."""
     streams = np.array([track.kind == STREAM for track in timeline.tracks], bool)
     work = streams[spans["track"]] if len(streams) else np.zeros(0, bool)
     call = np.where(spans["category"] != RANGE, spans["source"].astype(np.int64), -1)

@@ -314,7 +314,7 @@ def _text(text: str) -> str:
 
 
 def _repeated(keys: Whole, make: Callable[[int], Any]) -> Columns:
-    """Return a message for each row, which `make` makes from the row's key, once for all rows with the same key."""
+    """Return a message for each row. `make` makes it from the row's key, once for all rows with the same key."""
     known, which = np.unique(keys, return_inverse=True)
     return wire.choose([_pack(make(key)) for key in known.tolist()], which)
 

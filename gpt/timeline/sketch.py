@@ -326,9 +326,7 @@ class Sketch:
 
 
 def _since(times: Whole, moments: Cells) -> Cells:
-    """Return, for each moment, the sum of the time that has passed since each earlier one of `times`, which must be
-    sorted.
-    """
+    """For each moment, add up the time that has passed since each of the earlier `times`, which must be sorted."""
     sums = np.append(0.0, np.cumsum(times - times[0], dtype=np.float64))
     count = np.searchsorted(times, moments)
     found: Cells = count * (moments - times[0]) - sums[count]

@@ -137,7 +137,7 @@ class Timeline:
 
     @cached_property
     def edges(self) -> Whole:
-        """For each track, the index of its first span; and finally the end of the last track's spans."""
+        """Return the index of each track's first span, and finally the end of the last track's spans."""
         return np.searchsorted(self.spans["track"], np.arange(len(self.tracks) + 1)).astype(np.int64)
 
     def of(self, track: int) -> Spans:
@@ -146,7 +146,7 @@ class Timeline:
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """The start of the first span or mark, and the end of the last one."""
+        """Return the start of the first span or mark, and the end of the last."""
         marks = [mark.time for mark in self.marks]
         begins, ends = (self.spans[name] for name in ("begin", "end"))
         if not (len(begins) or marks):
@@ -328,7 +328,7 @@ class _Maker:
         return marks
 
     def add_gaps(self) -> None:
-        """Add the times without recording, as ranges in a track of their own."""
+        """Add the periods in which recording was off, as ranges in a separate track."""
         for number, process in enumerate(self._model.processes):
             off = self._model.unrecorded(process)
             if not len(off):
@@ -382,7 +382,9 @@ class _Maker:
         return spans
 
     def _each(self, rows: npt.NDArray[np.void], column: str, tell: Callable[[Process, int], int]) -> Whole:
-        """Call `tell` for each distinct pair of process and id in a column. Return the results for all rows."""
+        """Call `tell` once for each distinct pair of process and id in a column, and return the results for all
+        rows.
+        """
         keys = rows["process"].astype(np.uint64) << np.uint64(32) | rows[column]
         known, which = np.unique(keys, return_inverse=True)
         processes = self._model.processes

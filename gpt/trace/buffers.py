@@ -57,7 +57,8 @@ class SavedBuffer(NamedTuple):
     - For a table, `slots` has a row for each key, and `counts` how often each key was saved.
 
     `dropped` records didn't fit; gpt-stream(5) says what that means with a capacity of 1. `overwritten` records were in
-    a ring, until later ones took their place.
+    a ring, until later ones took their place; there, `lanes` has a number for each record, which is different for each
+    lane that saved.
     """
 
     counts: Counts
@@ -67,6 +68,7 @@ class SavedBuffer(NamedTuple):
     bins: Counts | None = None
     pairs: ClockPairs | None = None
     overwritten: int = 0
+    lanes: npt.NDArray[np.int64] | None = None
 
 
 class MapLayout:
@@ -126,6 +128,11 @@ class MapLayout:
                 "itemsize": self.stride,
             }
         )
+
+    @property
+    def has_ranges(self) -> bool:
+        """True if the records are ends of the `ranges`."""
+        return bool(self.ring and self.ranges) and tuple(self.types.items()) == rooms.RANGE_FIELDS
 
     @property
     def unit(self) -> int | None:
@@ -240,9 +247,10 @@ class MapLayout:
     def _read_rooms(self, data: npt.NDArray[np.uint8], layout: rooms.RecordLayout) -> SavedBuffer:
         dropped = read_dropped(data)
         of = data if self.capacity else data[:0]
-        units, slots, pairs, overwritten = read_entries(of, layout, self._slot, self.level == "thread", self.ring)
+        found = read_entries(of, layout, self._slot, self.level == "thread", self.ring)
+        units, slots, pairs, overwritten, lanes = found
         count = np.array([len(slots) + dropped + overwritten], np.uint64)
-        return SavedBuffer(count, slots, units, dropped, pairs=pairs, overwritten=overwritten)
+        return SavedBuffer(count, slots, units, dropped, pairs=pairs, overwritten=overwritten, lanes=lanes)
 
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:
         counts: Counts = np.ndarray((1,), "<u8", data, offset)
@@ -331,7 +339,7 @@ class Buffer:
         return self._parts.reduced is not None and self.map.type != "histogram"
 
     def read_sums(self) -> BufferSums:
-        """Return the sums of a buffer of which only these were kept. Raises the same errors as `Parts.read`."""
+        """Return the sums of a buffer, if nothing but its sums was kept. Raises the same errors as `Parts.read`."""
         return parse_sums(self._read_reduced(), self.map.types if self.map.capacity else {}, self.map.name)
 
     def _read_reduced(self) -> bytes:
@@ -508,7 +516,8 @@ class Probes:
         return set(found.asked).difference(self.maps_of(kernel)) if found else set()
 
     def take_told(self, kind: str) -> list[Any]:
-        """Return the chosen launches (`probed`) or records (`times`, `memusage`) that have arrived since the last call.
+        """Return the chosen launches (`probed`) or records (`times`, `memusage`) that have arrived since the previous
+        call.
 
         `memusage` records are sums that have neither a thread nor a time, so if the selection depends on these, they're
         left out.

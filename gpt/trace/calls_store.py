@@ -120,7 +120,7 @@ class Kept:
         return batch.aside.read(np.uint64, batch.offset - 8 * (batch.rows - at), count), rows
 
     def read(self, batch: _Batch, at: int, count: int, fields: Any, stamps: Collection[str], more: Fill) -> Array:
-        """Read rows of a batch with these fields. Fields in `stamps` are converted to ns."""
+        """Read these fields of some rows in a batch. Time stamps in the fields `stamps` are converted to ns."""
         threads, rows = self._read(batch, at, count)
         process, found = batch.process, np.zeros(len(rows), fields)
         found["process"] = batch.number
@@ -198,8 +198,8 @@ class Kept:
         return merge(runs, "begin")
 
     def _find_late(self, number: int, batches: list[_Batch]) -> _Moved:
-        """Find kernels whose measured time includes loading, and let them start after it. They're sorted by their old
-        start.
+        """Find kernels whose measured time includes loading their code, and move their start to the end of the loading.
+        They're sorted by the old start.
         """
         firsts = self._firsts[number].rows if number in self._firsts else np.zeros(0, LAUNCH)
         where = [(int(first["batch"]), int(first["row"])) for first in firsts]

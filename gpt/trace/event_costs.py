@@ -91,12 +91,12 @@ def _find_cost(process: Process, replays: list[TimedReplay], bare: Times | None)
 
 
 def find_pause(process: Process, replays: list[TimedReplay]) -> EventCost:
-    """Return the cost if no replay without events has a GPU time."""
+    """Return the cost to use if no replay without events has a GPU time."""
     return EventCost(median(process.clock.durations(np.array([one.pause for one in replays], np.uint64))), None)
 
 
 def find_excess(times: Times, whole: float) -> float:
-    """Return what to subtract from each time, none of which gets below 0, so that `whole` remains.
+    """Return how much to subtract from each time so that the sum becomes `whole`. No time gets below 0.
 
     If the k longest times stay above 0, it's (their sum - whole) / k, which is largest for the right k.
     """

@@ -119,7 +119,7 @@ class Graphs:
         return self.times.reason(handle, *self._period(handle, graph))
 
     def _period(self, handle: int, graph: GraphContents) -> tuple[int, int | None]:
-        """Return the time stamps from and until which a handle refers to a graph."""
+        """Return the time stamps between which a handle refers to a graph."""
         later = (other.since for other in self.of(handle) if other.since > graph.since)
         return graph.since, min(later, default=None)
 

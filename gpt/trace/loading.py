@@ -94,7 +94,7 @@ class FirstLaunches:
         self._batches += 1
 
     def _find_candidates(self, rows: Array) -> npt.NDArray[np.intp]:
-        """Return which rows may be first launches: all but those for which an earlier launch is known."""
+        """Return which rows may be first launches, because no earlier launch is known."""
         if not len(self.rows):
             return np.arange(len(rows))
         devices, threads = _find_places(rows)

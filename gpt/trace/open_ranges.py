@@ -81,8 +81,8 @@ class _Thread:
         self._path = NO_PATH
 
     def advance(self, begun: Array, until: int, number: object) -> tuple[Numbers, Numbers]:
-        """Open these ranges, and close all that end no later than `until`. Return when the path changes, and the new
-        path each time.
+        """Open these ranges, and close all ranges that end no later than `until`. Return the times at which the path
+        changes, and the new paths.
         """
         times, paths = [FIRST], [self._path]
 

@@ -350,7 +350,9 @@ class Process:
         return find_unrecorded(self.clock.monotonic, changes)
 
     def find_end(self, last: int) -> int:
-        """Return `last`, in ns of CLOCK_MONOTONIC, or when recording was last turned on or off, if that was later."""
+        """Return `last` or, if that was later, the time when recording was last turned on or off. Both are in ns of
+        CLOCK_MONOTONIC.
+        """
         if not self.changes:
             return last
         return max(last, int(self.clock.times(np.array([max(self.changes)[0]], np.uint64))[0]))

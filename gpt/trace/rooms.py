@@ -82,6 +82,7 @@ class Entries:
         order = np.lexsort((clock, unit))
         self._place, self._clock, self._unit = place[order], clock[order], unit[order]
         self._sm = self._words[room + 1][order]
+        self._owner = owner[order]
         self._mask, self._head = self._words[self._place], self._words[self._place + 1]
         self._lanes = np.unpackbits(self._mask.view(np.uint8).reshape(-1, WORD), axis=1).sum(axis=1, dtype=np.int64)
         self._begin = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lanes)])
@@ -91,6 +92,11 @@ class Entries:
     def written(self) -> int:
         """Return the number of bytes in all records."""
         return int((self._head & ((1 << FORMS) - 1)).sum(dtype=np.int64)) * UNIT
+
+    @property
+    def rooms(self) -> Numbers:
+        """Return the number of each entry's room."""
+        return np.repeat(self._owner, self._lanes)
 
     def __len__(self) -> int:
         return int(self._begin[-1])
@@ -211,7 +217,7 @@ def _count_older(owner: Numbers, clock: Counts) -> int:
 
 
 def _words(form: Numbers, lanes: Numbers) -> Numbers:
-    """Return how many words a value of this form has after the part that lanes share."""
+    """Return how many words a value of this form takes after the part that lanes share."""
     return np.where(form == TILED, STEPS, form * lanes)
 
 
@@ -248,12 +254,12 @@ def read_layout(record: Mapping[str, Any], fields: Sequence[RowField]) -> Record
 
 def read_entries(
     data: Bytes, layout: RecordLayout, dtype: np.dtype[np.void], per_lane: bool, ring: int | None = None
-) -> tuple[Counts, Slots, ClockPairs | None, int]:
-    """Return the units and fields of all entries, the readings of clocks, and how many entries a `ring` overwrote.
-    Without data, all of this is empty.
+) -> tuple[Counts, Slots, ClockPairs | None, int, Numbers | None]:
+    """Return the units and fields of all entries, the readings of clocks, how many entries a `ring` overwrote, and
+    which of its rooms each entry is in. Without data, all of this is empty.
     """
     if not len(data):
-        return np.zeros(0, np.uint64), np.zeros(0, dtype), None, 0
+        return np.zeros(0, np.uint64), np.zeros(0, dtype), None, 0, None
     entries = Entries(data, layout, ring)
     overwritten = 0
     if ring:
@@ -261,7 +267,7 @@ def read_entries(
         overwritten = counted - entries.older
         if overwritten < 0:
             raise MalformedError(f"log: {counted} overwritten records, of which {entries.older} are still there")
-    return *entries.read(dtype, per_lane), entries.pairs, overwritten
+    return *entries.read(dtype, per_lane), entries.pairs, overwritten, entries.rooms if ring else None
 
 
 def read_dropped(head: Bytes) -> int:
@@ -287,8 +293,8 @@ def _find_records(data: Bytes, words: Words, layout: RecordLayout) -> tuple[Numb
 
 
 def _follow(words: Words, starts: Numbers, ends: Numbers, word: int, unit: int, least: int) -> tuple[Numbers, Numbers]:
-    """From each place in `starts`, follow the sizes of items until the first word of one is 0. The size is in this
-    `word` of an item, in units of `unit`. Return where the items begin and end, in order.
+    """Follow the sizes of items from each place in `starts`, until the first word of an item is 0. The word number
+    `word` of an item has its size in multiples of `unit`. Return where the items begin and end, in order.
     """
     found: list[Numbers] = [np.zeros(0, np.int64)]
     limits = [found[0]]

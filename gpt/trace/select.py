@@ -152,7 +152,7 @@ class Selected:
         return self._note_all(np.full(len(rows), not (self.selection.narrow or self.selection.kernels)))
 
     def of_moment(self, thread: int, start: int) -> bool:
-        """Return whether an event is chosen that has only a thread and a time."""
+        """Return whether an event that has only a thread and a time is chosen."""
         return self._note(self._is_in(thread, start))
 
     def of_ioctl(self, thread: int, start: int) -> bool:

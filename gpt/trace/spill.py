@@ -1,4 +1,4 @@
-"""Keep a few rows in memory, and spill more of them to an unnamed file in TMPDIR.
+"""Keep a few rows in memory, and spill all others to an unnamed file in TMPDIR.
 
 Analyses of ten million calls process them in the order of time, but each thread writes separate chunks. This is a merge
 sort on disk: each batch is sorted and spilled as a *run*, and the runs are merged when they're read. Each run that

@@ -59,8 +59,8 @@ static int compare_places(pid_t pid) {
     return found;
 }
 
-// Return a number from the status of a process (0 stands for the calling thread), or 0 if that line is
-// missing.
+// Return the number on a line of a process's /proc status, or 0 if there's no such line. The pid 0 stands for
+// the calling thread.
 static long read_status(pid_t pid, const char *name) {
     char path[64], line[256];
     long value = 0;

@@ -65,6 +65,7 @@ static const char HELP[] =
     "      --benchmark        also run each kernel without probes, and time both;\n"
     "                         save no buffers\n"
     "      --memusage         only add up the memory that buffers would need\n"
+    "      --rerun TRACE      make logs as large as TRACE, from --memusage, says\n"
     "      --control          let gpt-hook ctl turn recording on and off\n"
     "      --disabled         like --control, but start with recording and probes off\n"
     "ctl    control a process started with --control or --disabled: start or stop\n"
@@ -118,6 +119,7 @@ static void parse_options(struct request *request, int argc, char **argv) {
         {"disabled", no_argument, NULL, 'D'},
         {"benchmark", no_argument, NULL, 'b'},
         {"memusage", no_argument, NULL, 'u'},
+        {"rerun", required_argument, NULL, 'R'},
         {"help", no_argument, NULL, 'h'},
         {0},
     };
@@ -216,6 +218,9 @@ static void parse_options(struct request *request, int argc, char **argv) {
             break;
         case 'u':
             probing->memusage = true;
+            break;
+        case 'R':
+            probing->rerun = optarg;
             break;
         case 'h':
             help();

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "../common/cache.h"
+#include "../common/needs.h"
 #include "../common/private.h"
 #include "launcher.h"
 #include "probe.h"
@@ -397,6 +398,23 @@ void set(const char *name, const char *value) {
         unsetenv(name);
 }
 
+// Return the absolute path of the trace of --rerun, after checking that it says how much memory kernels
+// needed.
+static const char *check_needs(const struct probing *probing) {
+    struct gpt_needs needs;
+    if (probing->memusage || probing->benchmark)
+        fail(USAGE, "--rerun", "cannot be combined with --benchmark or --memusage");
+    const char *path = absolute(probing->rerun), *fault = gpt_read_needs(path, &needs);
+    if (fault)
+        fail(USAGE, probing->rerun, "%s", fault);
+    if (!needs.count)
+        fail(USAGE, probing->rerun,
+             "has no counts for --rerun: record it with --memusage and the same probes");
+    free(needs.all);
+    free(needs.data);
+    return strdup(path);
+}
+
 const char *use_probing(const struct probing *probing) {
     static const struct {
         const char *name;
@@ -410,6 +428,7 @@ const char *use_probing(const struct probing *probing) {
         {"GPT_HOOK_PROBE_SAMPLE", offsetof(struct probing, sample)},
         {"GPT_HOOK_PROBE_DETAIL", offsetof(struct probing, detail)},
         {"GPT_HOOK_PROBE_MEMORY", offsetof(struct probing, memory)},
+        {"GPT_HOOK_PROBE_RERUN", offsetof(struct probing, rerun)},
     };
     struct probing checked = *probing;
     bool on = probing->probe_count || probing->jit;
@@ -432,6 +451,8 @@ const char *use_probing(const struct probing *probing) {
         check_number("--detail", checked.detail, false);
     if (checked.memory)
         checked.memory = check_size("--max-memory", checked.memory);
+    if (checked.rerun)
+        checked.rerun = check_needs(probing);
     for (size_t i = 0; i < sizeof(variables) / sizeof(*variables); i++)
         set(variables[i].name, *(const char **)((char *)&checked + variables[i].offset));
     set("GPT_HOOK_PROBE_COMPLETE", probing->complete ? "1" : NULL);

@@ -13,7 +13,7 @@ enum { MOST_PROBES = 64 };
 struct probing { // NULL: option not given
     char *probes[MOST_PROBES];
     size_t probe_count;
-    const char *jit, *kernels, *filter, *wait, *skip, *count, *sample, *detail, *memory;
+    const char *jit, *kernels, *filter, *wait, *skip, *count, *sample, *detail, *memory, *rerun;
     bool complete, benchmark, memusage, quiet;
 };
 

@@ -294,19 +294,20 @@ CUresult sim_each_ptx(const void *image, size_t room, CUresult (*use)(void *, co
                       void *data);
 
 // build.c
-// Make sure that a kernel has host code. Call it with the lock, which it may release meanwhile.
+// Make sure that a kernel has host code. Call it with the lock held, which may be released meanwhile.
 CUresult sim_make_kernel(struct code *code, struct entry *entry);
 // outline.c
 // Check that a PTX image is for this device and that its kernels can be compiled to host code. If it has only
 // one kernel, the check compiles it. Call it without the lock.
 CUresult sim_check_text(struct code *code);
 
-// Decompress the PTX in an element of a fatbin, to be freed. With GPT_WANT_OUTLINE, its outline goes into the
-// cache, else `want` is GPT_WANT_TEXT. Call it without the lock.
+// Decompress the PTX in an element of a fatbin. The caller frees the text. With GPT_WANT_OUTLINE, its outline
+// goes into the cache, else `want` is GPT_WANT_TEXT. Call it without the lock.
 CUresult sim_unpack(const struct fatbin_element *element, const char *want, char **text, size_t *size);
 
 // link.c
-// Link the PTX of a NULL-terminated list of fatbins into one text, to be freed. Call it without the lock.
+// Link the PTX of a NULL-terminated list of fatbins into one text, which the caller frees. Call it without
+// the lock.
 CUresult sim_link_fatbins(const void *const *fatbins, char **text);
 
 // host.c

@@ -43,7 +43,7 @@ def ask(name: str, *segments: list[dict], args: tuple[Any, ...] = (), status: in
 
 
 def answers(name: str, *segments: list[dict], **options: Any) -> Answers:
-    """Run an analysis that takes whole traces in this process, which is a hundred times as fast."""
+    """Run an analysis in this process, a hundred times as fast as its executable. It must take whole traces."""
     from gpt.trace.process import iter_processes
 
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS.make(**options)

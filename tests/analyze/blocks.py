@@ -18,7 +18,9 @@ EPOCH = 10**18
 
 
 def saved(blocks, warps=1):
-    """Return the bytes of blocks (start, clocks, sm), whose warps begin one clock after another; 2 clocks are 1 ns."""
+    """Return saved data for blocks given as (start, clocks, sm). Their warps begin one clock apart; 2 clocks are 1
+    ns.
+    """
     data = np.zeros((len(blocks), warps), SLOT)
     for number, (start, took, sm) in enumerate(blocks):
         for warp in range(warps):

@@ -26,7 +26,7 @@ def replays(*found: tuple[int, float]) -> list[dict]:
 
 
 def times(*found: tuple[int, float, int, int, float]) -> dict:
-    """Return GPU times of (thread, ms of the call, api, function, ms)."""
+    """Return GPU times for tuples of thread, time of the call in ms, api, function, and duration in ms."""
     rows = [(at(1000), int(took * MS), at(call), 0, api, function, thread, 0)
             for thread, call, api, function, took in found]  # fmt: skip
     return records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))

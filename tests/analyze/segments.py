@@ -21,7 +21,7 @@ ZERO, HZ = 10**6, 2_500_000_000
 
 
 def make_process(dice, pid, calls, threads, streams):
-    """Make a segment of random calls, many of which begin at the same time, in each thread's chunks."""
+    """Make a segment in which each thread has chunks of random calls, many of which begin at the same time."""
     found = [
         forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
         for number, name in enumerate(APIS, 1)

@@ -217,13 +217,13 @@ def test_a_script_that_fails(tmp_path):
         ("def analyze(trace):\n    yield {'kind': 'answer', 'name': 5}", "bad.py: not an answer: answer"),
     ],
 )
-def test_what_a_script_does_wrong_is_said(text, fact, tmp_path):
+def test_errors_in_a_script_are_reported(text, fact, tmp_path):
     (tmp_path / "bad.py").write_text(text)
     done = run("--script", tmp_path / "bad.py", "--json", data=forge.pack(process()))
     assert done.returncode == 1 and fact in done.stderr.decode() and "internal" not in done.stderr.decode()
 
 
-def test_what_a_script_prints_is_not_in_the_stream(tmp_path):
+def test_output_of_a_script_goes_to_stderr(tmp_path):
     done = script(tmp_path, "--json", body="print('seen')")
     assert done.stderr == b"seen\n" and "reads" in Answers(done.stdout).rows
 

@@ -126,7 +126,7 @@ def test_a_trace_without_the_nodes_says_so():
 
 
 def test_many_launches_are_attributed_across_windows():
-    """More ranges and launches than are read at once, of two threads."""
+    """Two threads have more ranges and launches than are read at once."""
     count = 10_000
     inner, calls = [], []
     for n in range(count):
@@ -140,7 +140,7 @@ def test_many_launches_are_attributed_across_windows():
     }  # fmt: skip
 
 
-def test_what_is_missing_is_said():
+def test_missing_data_is_reported():
     for what, word in (("module", b"--layers"), ("range", b"no NVTX range")):
         done = run("summary", "--by", what, data=forge.pack(forge.trace(*APIS, *KERNELS, *launches((1, 1, 1)))))
         assert (done.returncode, word in done.stderr) == (1, True), done.stderr

@@ -179,7 +179,7 @@ def test_a_stream_keeps_what_others_use():
     assert found.others == ["header", "function", "map", "kernel", "probed", "end"]
 
 
-def test_what_ran_without_probes_and_what_was_lost_is_said():
+def test_unprobed_launches_and_lost_data_are_reported():
     more = [
         records.make("function", id=8, name="_Z1kv"),
         *(
@@ -295,7 +295,9 @@ def test_a_plot(tmp_path, form):
 
 @pytest.mark.full
 def test_bars_narrower_than_a_pixel_are_all_there(tmp_path):
-    """Bars fill a third of the time, drawn as a light color; there used to be a pattern of bars and false gaps."""
+    """Blocks run for a third of the time, which is drawn as a light color. It used to be drawn as a pattern of bars and
+    false gaps.
+    """
     pyplot = pytest.importorskip("matplotlib.pyplot")
     blocks = [(93 * number, 31, 0) for number in range(5000)]
     done = run("block_sched", "--plot", tmp_path / "p.png", data=forge.pack(trace(blocks)))

@@ -1,5 +1,5 @@
-"""Programs that are each slow for one known reason, recorded on an H200: gpt-analyze finds the reason
-(tests/gpu/causes.py).
+"""gpt-analyze finds out why programs are slow. Each of these programs has one known problem, and was recorded on an
+H200 by tests/gpu/causes.py.
 """
 
 import os

@@ -15,7 +15,7 @@ from gpt.analyze.lib import cluster as engine
 from gpt.analyze.lib.cluster import _wait
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.map_analysis import MapAnalysis
-from gpt.base.errors import GptError
+from gpt.base.errors import GptError, UsageError
 from gpt.stages.analyze import ANALYSES, _load
 from gpt.stream import records, wire
 from gpt.trace.process import iter_processes
@@ -80,7 +80,7 @@ def rank(number, seed, launches=3, extra=(), **header):
 
 
 def sender(number):
-    """Return the trace of a rank with ranges, a graph, collectives and memory; each has a host and a clock."""
+    """Return the trace of a rank with ranges, a graph, collectives and memory. Each rank has its own host and clock."""
     zero, us, random = 10**9 * (3 - number), 1000, np.random.default_rng(number)
     names = "cuLaunchKernel", "cuGraphLaunch", "cuMemAlloc", "cuMemFree", "cuStreamSynchronize", "cuMemcpyHtoD"
     found = [forge.api(at, name) for at, name in enumerate(names, 1)]
@@ -140,7 +140,7 @@ def fold(name, *segments):
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
+def test_merged_parts_give_the_answers_of_the_whole(name):
     segments = segments_for(name)
     whole = list(fold(name, *segments).answer([]))
     parts = [pickle.loads(pickle.dumps(fold(name, segment))) for segment in segments]
@@ -154,7 +154,7 @@ def test_what_is_merged_of_parts_is_what_is_said_of_all(name):
     assert list(empty.answer([])) == whole
 
 
-def test_what_cannot_be_answered_shows_nothing_else(tmp_path):
+def test_an_analysis_without_an_answer_prints_nothing(tmp_path):
     """Records of the trace are passed on; other tools print tables of them."""
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     done = run("gmem_bytes", tmp_path / "a.mp", "--kernel", "none")
@@ -214,7 +214,9 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
 
 @pytest.mark.full
 def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
-    """A trace that names others (one is absent), a copy of it, a truncated trace, and a missing one."""
+    """Read a trace that names other traces (one of which is missing), a copy of it, a truncated trace, and a missing
+    file.
+    """
     children = [records.make("child", pid=7, how="fork", path="child.mp"),
                 records.make("child", pid=8, how="fork", path="absent.mp")]  # fmt: skip
     named = {"a.mp": rank(1, 1, extra=children), "child.mp": rank(2, 2), "b.mp": rank(3, 3), "copy.mp": rank(1, 1)}
@@ -237,6 +239,36 @@ def test_a_cluster_of_this_machine_is_made(tmp_path):
     (tmp_path / "a.mp").write_bytes(forge.pack(SEGMENTS[0]))
     plain, done = run("summary", tmp_path / "a.mp"), run("summary", tmp_path / "a.mp", "--engine", "dask")
     assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, b"")
+
+
+@pytest.mark.full
+def test_modules_in_dasks_temporary_folder_are_not_imported(tmp_path, monkeypatch):
+    """Another user may have made that folder in /tmp. Workers would take their first import, of gpt, from there."""
+    planted = tmp_path / "dask-scratch-space" / "gpt" / "__init__.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (tmp_path / "a.mp").write_bytes(forge.pack(rank(0, 0)))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run("summary", tmp_path / "a.mp", "--engine", "dask")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert {path.name for path in tmp_path.iterdir()} == {"dask-scratch-space", "a.mp"}
+
+
+def test_settings_that_another_user_can_change_are_refused(tmp_path, monkeypatch):
+    """They can name modules that Dask runs. Root may have the user's HOME."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    engine._check_settings()  # no settings yet
+    (tmp_path / "home" / ".config" / "dask").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"^\S+/home: another user can change Dask's settings in \S+/dask:"):
+        engine._check_settings()
+    (tmp_path / "home").chmod(0o755)
+    engine._check_settings()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "home" / ".config" / "dask", 1, 1)
+        with pytest.raises(UsageError, match=r"^\S+/dask: another user"):
+            engine._check_settings()
 
 
 @pytest.mark.full

@@ -172,7 +172,7 @@ def test_times_of_blocks_are_put_on_the_clock_of_the_calls():
 
 
 @pytest.mark.full
-def test_what_is_missing_is_said():
+def test_missing_data_is_reported():
     begins, ends = lockstep(2, 3, {})
     one, other = (rank(n, begins[n], ends[n]) for n in (0, 1))
     plain = rank(0, begins[0], ends[0], [4] * 3)
@@ -222,8 +222,8 @@ def test_time_that_other_kernels_hide():
 
 @pytest.mark.parametrize(("called", "why"), [(True, "launched late"), (False, "its GPU was busy"), (None, "not known")])
 def test_why_a_rank_is_late(called, why):
-    """Rank 1 begins 300 us late: its launch call does, too, or the kernel waits after a call in time, or the call isn't
-    known.
+    """Rank 1 begins 300 us late. Either it makes the call late, or its kernel waits after a call in time, or the call
+    isn't known.
     """
     begins, ends = lockstep(2, 10, {(1, n): 300 * US for n in range(10)})
     late = rank(1, begins[1], ends[1])
@@ -255,8 +255,8 @@ def test_the_first_collective_and_the_warm_up_are_told_apart():
 @pytest.mark.parametrize(
     ("count", "late", "dominated"), [(8, 0, "not clear"), (9, 0, "transfer"), (9, 100, "both"), (9, 1000, "waiting")]
 )
-def test_what_collectives_spend_their_time_on(count, late, dominated):
-    """Rank 0 waits for `late` us of 50 + `late`, and rank 1 never."""
+def test_waits_or_transfers_dominate_collectives(count, late, dominated):
+    """Each collective takes 50 + `late` us, of which rank 0 waits for `late`. Rank 1 never waits."""
     begins, ends = lockstep(2, count, {(1, n): late * US for n in range(count)})
     found = ask("collectives", *(rank(n, begins[n], ends[n]) for n in (0, 1)))
     assert found.rows["kernels"][0]["dominated"] == dominated

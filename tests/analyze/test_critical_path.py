@@ -19,7 +19,7 @@ def path(made):
 
 
 def test_a_host_that_launches_late():
-    """A unit of 30 us: the last work ends at 23 us, and the next one begins when its call has returned."""
+    """In a unit of 30 us, the last work ends at 23 us, and the next unit begins when its launch call has returned."""
     rows, found = path(steps())
     assert rows == {
         ("host code", None): (19.0, 2), ("call", "cuLaunchKernel"): (10.0, 3), ("launch delay", None): (1.0, 1),
@@ -36,7 +36,7 @@ def test_a_host_that_launches_late():
 
 
 def test_a_gpu_that_is_never_idle():
-    """Launches are made far ahead, even before the part of the trace that's read for the unit."""
+    """Kernels are launched far ahead, some of them before the part of the trace that's read for the unit."""
     made = Made()
     for number in range(40):
         made.call("cuLaunchKernel", 10 * number, 4, 10 + 500 * number, 490, function=number % 2 + 1)
@@ -167,7 +167,7 @@ def test_the_last_rank_waits_for_none():
 
 
 def test_a_rank_that_waits_for_a_rank_that_waits_for_another():
-    """Rank 1 launches its collective with rank 0 when the one with rank 2 has ended, which launches late."""
+    """Rank 2 launches late. Rank 1 has a collective with rank 2, and then launches its collective with rank 0."""
     middle = rank(1, (9, 10, 600), (8, 605, 700), waits=((9, 20, 603), (8, 660, 703)))
     rows, found = across(rank(0, (8, 10, 700)), middle, rank(2, (9, 500, 600)))
     assert rows == {

@@ -91,7 +91,7 @@ def pack_sums(buffer):
 
 
 def reduce(path, keep):
-    """The trace, with sums in place of buffers for all launches after number `keep`."""
+    """Return the trace with sums in place of buffers for all launches after number `keep`."""
     found, probes, buffers = [], Probes(path.parent), {}
     with open(path, "rb") as file:
         for record in wire.read_records(file, str(path)):
@@ -113,7 +113,9 @@ def reduce(path, keep):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A trace of four launches with all built-in probes: unchanged, and with the details of one launch only."""
+    """Return a trace of four launches with all built-in probes, and the same trace with the details of one launch
+    only.
+    """
     folder = tmp_path_factory.mktemp("detail")
     program = probing.build(folder, probing.CLIENT + MAIN)
     named = [word for name in PROBES for word in ("-p", name)]

@@ -43,7 +43,7 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
         (side(7, 0, timed=False), side(7, 5), "not timed"),
     ],
 )
-def test_what_is_a_difference(a, b, differs):
+def test_differences_are_told_from_noise(a, b, differs):
     assert tell_difference(a, b, 10**9) == differs
 
 
@@ -113,7 +113,7 @@ def two(tmp_path):
     return tmp_path / "a.mp", tmp_path / "b.mp"
 
 
-def test_what_changed_most_comes_first(two):
+def test_largest_change_comes_first(two):
     done = run("diff", "--json", *two)
     assert (done.returncode, done.stderr) == (0, b"")
     found = Answers(done.stdout)
@@ -133,9 +133,14 @@ def test_what_changed_most_comes_first(two):
     ]  # fmt: skip
     assert found.verdicts["sides"] == ["A and B ran different commands, which may do different work"]
     assert verdict[0].startswith("B took ") and "folders of 3 runs or more" in verdict[0]
-    assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith("us longer")
-    change = human_time(-found.rows["kernels"][0]["change"])
-    assert verdict[-1] == f"on the GPU, most of it: kernel k2, {change} less"
+    assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith(")")
+    assert "us longer (median " in verdict[-2]
+    kernel = found.rows["kernels"][0]
+    sides = [human_time(kernel[key]) for key in ("median_a", "median_b", "p99_a", "p99_b")]
+    assert verdict[-1] == (
+        f"on the GPU, most of it: kernel k2, {human_time(-kernel['change'])} less (median {sides[0]} in A, {sides[1]} "
+        f"in B; p99 {sides[2]}, {sides[3]})"
+    )
     assert found.verdicts["functions"] == [
         "functions: 1 differs in count, 1 differs in time; 1 noise",
         "count: how often it was called or launched",
@@ -144,7 +149,7 @@ def test_what_changed_most_comes_first(two):
     assert found.verdicts["kernels"][0] == "kernels: 1 only in A, 1 only in B, 1 differs in time; 1 noise"
 
 
-def test_what_is_not_in_the_numbers_is_said(tmp_path):
+def test_incomplete_recordings_are_reported(tmp_path):
     """B is recorded from 300 to 700 ns only, and three of five launches have no times, like launches in graphs."""
     off = [records.make("recording", on=on, at=at) for at, on in ((300, True), (700, False))]
     name = records.make("function", id=1, name="k")
@@ -191,7 +196,10 @@ def test_an_offset_change_is_called_the_largest_not_most_of_it(tmp_path):
         calls += [(n * 100 * MS + 50 * MS, alloc * MS + n % 5, ALLOC, 0) for n in range(1, 11)]
         (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=wait)))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
-    assert "in calls, the largest change: cuStreamSynchronize, 100ms longer" in found.verdicts["whole"]
+    assert (
+        "in calls, the largest change: cuStreamSynchronize, 100ms longer (median 1.00ms in A, 11.0ms in B; p99 1.00ms, "
+        "11.0ms)"
+    ) in found.verdicts["whole"]
 
 
 def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
@@ -203,7 +211,9 @@ def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
                            forge.calls([(1, 5, INIT, 0)]), forge.launches({1: 10}), pid=kernel)  # fmt: skip
         (tmp_path / name).write_bytes(forge.pack(made))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
-    assert found.verdicts["whole"][-1] == "on the GPU, the largest change: cuMemcpyHtoD, 2.00ms longer"
+    assert found.verdicts["whole"][-1] == (
+        "on the GPU, the largest change: cuMemcpyHtoD, 2.00ms longer (median 100us in A, 300us in B; p99 100us, 300us)"
+    )
 
 
 def test_few_calls_are_no_proof_that_nothing_differs(tmp_path):
@@ -253,7 +263,7 @@ def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
 
 
 def test_only_known_conditions_are_said_to_differ(tmp_path):
-    """B may have run on the same GPU if A doesn't name its own; one run of A had B's probes."""
+    """If A doesn't name its GPU, B may have run on the same one. One run of A had the same probes as B."""
     card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
     call = forge.calls([(1, MS, INIT, 0)])
     probe = forge.probe_map("dmat", n="u64")
@@ -311,7 +321,9 @@ def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
 
 
 def test_an_outlying_run_is_named(tmp_path):
-    """Five runs of each side are alike, but for a wait of a second in one run of B. Without it, nothing has changed."""
+    """Each side has five equal runs, except that one run of B waits for a second. Without that run, nothing has
+    changed.
+    """
     for side, name in enumerate("ab"):
         (tmp_path / name).mkdir()
         for number in range(5):
@@ -342,7 +354,7 @@ def test_an_outlying_run_is_named(tmp_path):
         ([0, 0, 0], []),
     ],
 )
-def test_what_is_an_outlier(values, far):
+def test_outliers_are_found(values, far):
     assert find_outliers(values) == far
 
 
@@ -387,7 +399,8 @@ def test_a_difference_of_host_code_is_told_as_one(tmp_path):
     assert told[1] == "B ran another command, with different probes: that may be why"
     assert told[2].startswith("of that, 17.9s (99.5 %) outside of CUDA calls, in host code, and 95.0ms (0.5 %) in CUDA")
     assert told[3] == (
-        "in calls, most of it: cuStreamSynchronize, 93.0ms less, which may be noise: its calls vary by as much"
+        "in calls, most of it: cuStreamSynchronize, 93.0ms less (median 20.0ms in A, 17.0ms in B; p99 35.0ms, 32.0ms), "
+        "which may be noise: its calls vary by as much"
     )
     assert [(row["name"], row["differs"]) for row in found.rows["functions"]] == [
         ("cuStreamSynchronize", "unsure"), ("cuMemAlloc", "count"),
@@ -403,3 +416,25 @@ def test_numbers_that_tell_kernels_apart_on_both_sides_stay():
         "add_3": "add_#", "add_4": "add_#",
         **dict.fromkeys(("mul_1_2", "mul_2_1", "mul_1_1", "mul_2_2"), "mul_#_#"),
     }  # fmt: skip
+
+
+def test_kernels_of_one_side_and_other_numbers_of_processes(tmp_path):
+    """Kernel k1 is launched twice in A, and thrice in B, by two processes. Kernels `old` and `new` are on one side."""
+
+    def make(number, kernel, launches, pid):
+        names = [records.make("function", id=id_, name=name) for id_, name in ((1, "k1"), (2, kernel))]
+        times = [(n * MS, 100_000, LAUNCH, 1) for n in range(launches)]
+        times += [(n * MS + 200_000, 300_000 * number, LAUNCH, 2) for n in range(5)]
+        counts = forge.launches({1: launches, 2: 5})
+        calls = forge.calls([(1, 5 * pid, INIT, 0)])
+        return forge.trace(*APIS, *names, forge.gpu_times(times), calls, counts, pid=pid)
+
+    (tmp_path / "a.mp").write_bytes(forge.pack(make(1, "old", 2, 1)))
+    (tmp_path / "b.mp").write_bytes(forge.pack(make(2, "new", 1, 2), make(2, "new", 2, 3)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert "A and B ran different numbers of processes: 1 in A, 2 in B" in found.verdicts["sides"]
+    assert [row["processes"] for row in found.rows["sides"]] == [1, 2]
+    told = found.verdicts["whole"]
+    assert "B ran with another number of processes: that may be why" in told
+    assert told[-2] == "in calls, most of it: cuInit, 20ns longer: 1 call in A, 2 calls in B"
+    assert told[-1] == "on the GPU, most of it: kernel new, 6.00ms longer, only in B; only in A: kernel old, 1.50ms"

@@ -171,7 +171,7 @@ def test_text_and_picture(tmp_path):
 
 
 @pytest.mark.full
-def test_what_makes_no_sense():
+def test_invalid_options_and_maps_are_refused():
     data = forge.pack(trace(ACCESSES))
     done = run("dmat", "--page", 3, data=data)
     assert done.returncode == 2 and b"--page is not a power of two: 3" in done.stderr

@@ -1,4 +1,4 @@
-"""The cost of events is taken off nodes, which then add up to the time of a replay without events."""
+"""The cost of events is subtracted from the times of nodes, which then add up to a replay without events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COPIED = [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]
     ("took", "whole", "excess"),
     [((5, 3, 1), 6, 1), ((10, 1, 1), 4, 6), ((1, 12, 3, 2), 9, 3), ((5, 3), 9, 0), ((), 3, 0), ((4, 4), 0, 4)],
 )
-def test_what_is_left_adds_up(took, whole, excess):
+def test_event_costs_are_subtracted_up_to_the_total(took, whole, excess):
     given = np.array(took, float)
     assert find_excess(given, whole) == excess
     assert np.maximum(given - excess, 0).sum() == min(whole, sum(took))

@@ -18,7 +18,7 @@ def totals(*warps):
 
 
 def trace(*launches, name=NAME, map_=MAP, more=(), **header):
-    """Return a segment with a launch of two blocks for each (warps of both)."""
+    """Return a segment with a launch of two blocks for each argument, which has the warps of both."""
     found = [records.make("function", id=4, name=name), map_, forge.kernel(3, 4, name, 1)]
     for number, data in enumerate(launches):
         found += [forge.probed(number, 3, 4, 2, 32), forge.buffer(number, data)]
@@ -53,7 +53,7 @@ def test_records_of_an_array_that_were_dropped():
     assert (row["read"], row["total"], row["dropped"]) == (14, 2 * (1 + 2 + 3 + 4 + 6 + 7 + 8 + 9), 7)
 
 
-def test_what_ran_without_probes_is_said():
+def test_launches_without_probes_are_reported():
     unprobed = records.make("unprobed", function=4, launches=5, reason="no PTX")
     found = ask("gmem_bytes", trace(totals(*[(1, 2, 3, 4, 5)] * 2), more=[unprobed]))
     assert found.verdicts["kernels"][-1] == "1 launch ran with probes, 5 without: no PTX (5)"

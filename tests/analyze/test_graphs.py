@@ -78,7 +78,7 @@ def test_kernels_of_one_name_are_one_row():
 
 
 def test_a_kernel_that_was_looked_up_again_for_a_capture_has_its_times():
-    """The graph knows it by another id than the launches with probes."""
+    """The graph has a different id for the kernel than the launches with probes."""
     again = [records.make("function", id=n + 10, name=f"k{n}") for n in (1, 2)]
     one = {**forge.probed(1, 11, 1, 2, 32), "start": 2000, "exec": FIRST}
     segment = [*APIS, made(FIRST, 1000, f11=2, f12=1), *KERNELS, *again, replays((2000, 9, 0, FIRST)), MAP]
@@ -90,7 +90,7 @@ def test_a_kernel_that_was_looked_up_again_for_a_capture_has_its_times():
 
 
 @pytest.mark.full
-def test_what_is_not_there_is_said():
+def test_missing_graphs_are_reported():
     for segment, fact in (
         ([*APIS, forge.calls([(5, 1, 2, 0)])], "no CUDA graph in the trace: the program made none"),
         ([*APIS, made(FIRST, 5, f1=1)], "no graph was launched while calls were recorded"),

@@ -41,7 +41,7 @@ def doing(found):
 
 
 def looked_at(rounds=3):
-    """A program that reads a value back in each step: 1000 us on the GPU, then 300 us of host code."""
+    """Make a program that reads a value back in each step: 1000 us on the GPU, then 300 us of host code."""
     made = Made()
     for number in range(rounds):
         at = number * 1310
@@ -74,7 +74,7 @@ def test_waiting_for_a_value():
     assert [row["start"] - ZERO for row in found.rows["longest"]] == [1000 * US, 2310 * US]
 
 
-def test_what_the_host_does_after_a_wait():
+def test_host_work_after_a_wait_is_a_cause():
     made = Made()
     for at in (0, 1000, 2000):
         made.call("cuLaunchKernel", at, 5, at + 5, 600).call("cuStreamSynchronize", at + 10, 600)
@@ -169,7 +169,7 @@ def test_work_that_follows_other_work_takes_a_moment():
 
 
 def test_copies_are_not_idle_and_overlap_counts_once():
-    """Two kernels run at a time; then a copy, half of which overlaps with no kernel."""
+    """Two kernels overlap, and so do a kernel and a copy. Time in which both run counts once."""
     made = Made().call("cuMemHostAlloc", 0, 1, address=0x10000, size=0x1000)
     made.call("cuLaunchKernel", 10, 5, 15, 100).call("cuLaunchKernel", 20, 5, 25, 40)
     made.call("cuMemcpyHtoDAsync", 30, 5, 100, 40, size=100, address=0x10800)
@@ -416,7 +416,7 @@ def test_the_same_as_looking_at_each_moment(seed):
 
 
 def test_pieces_are_cut_at_each_edge_of_a_layer():
-    """A piece that extends beyond two rows; the layer and the pieces come in chunks of one row."""
+    """One piece overlaps more than two rows. The layer and the pieces arrive in chunks of one row."""
     pieces = np.zeros(2, PIECE)
     pieces["begin"], pieces["end"], pieces["thread"], pieces["what"], pieces["first"] = (0, 50), (40, 60), 1, -1, True
     layer = np.zeros(4, LAYER)
@@ -435,36 +435,6 @@ def test_pieces_are_cut_at_each_edge_of_a_layer():
     assert parts["first"].tolist().count(True) == 2
     left = cut_out(pieces, Unrecorded([10, 45], [30, 55]))
     assert left[["begin", "end", "first"]].tolist() == [(0, 10, True), (30, 40, False), (55, 60, True)]
-
-
-@pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
-def test_a_kernel_that_gets_slower(growth, told):
-    """The last quarter of 40 launches takes 20 + 4 * 34.5 us on average, the first one 20 + 4 * 4.5."""
-    made, at = Made(), 10
-    for number in range(40):
-        made.call("cuLaunchKernel", 3 * number, 1, at, 20 + growth * number, function=2)
-        at += 21 + growth * number
-    rows = [row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "slower kernel"]
-    assert bool(rows) == told
-    if told:
-        total, first = 40 * 20 + 4 * 780, 20 + 4 * 4.5
-        assert rows[0]["time"] == (total - 40 * first) * US
-        assert rows[0]["told"].startswith("k2 takes 158us in the last quarter of its launches, but 38.0us in the first")
-
-
-@pytest.mark.parametrize("turns", [True, False])
-def test_processes_that_share_a_gpu(turns):
-    """Both run 20 kernels of 100 us: alternately, or one process after the other."""
-    first, second = Made(pid=10), Made(pid=11)
-    for number in range(20):
-        places = (2 * number, 2 * number + 1) if turns else (number, 20 + number)
-        for at, made in zip(places, (first, second), strict=True):
-            made.call("cuLaunchKernel", 100 * at + 1, 5, 100 * at + 10, 100)
-    found = ask("idle", first.segment(), second.segment())
-    rows = [row for row in found.rows["verdict"] if row["cause"] == "shared GPU"]
-    assert [row["time"] for row in rows] == [2000 * US] * turns
-    if turns:
-        assert rows[0]["told"].startswith("2 processes take turns on GPU 0, 39 times, with 50.0 %, 50.0 % of its work")
 
 
 @pytest.mark.parametrize(("takes", "cause"), [(30, "after a wait"), (10, "launch pace")])

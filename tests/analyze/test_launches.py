@@ -26,7 +26,7 @@ def test_a_graph_saves_nothing_if_the_gpu_is_the_limit():
     ]
 
 
-def test_what_the_host_does_besides_launching_is_not_saved():
+def test_a_graph_saves_only_the_time_of_launches():
     """Two launches of 5 us in steps of 1000 us, most of which are spent in an allocation."""
     made = Made()
     for number in range(10):
@@ -60,7 +60,7 @@ def test_launches_and_their_work():
     )
 
 
-def test_what_a_graph_and_fusion_could_save():
+def test_savings_of_a_graph_and_of_fusion_are_estimated():
     found = ask("launches", steps().segment())
     (row,) = found.rows["units"]
     assert picked(row, "length", "times", "took", "calls", "work") == (3, 4, 30.0, 10.0, 15.0)
@@ -110,7 +110,7 @@ def test_a_graph_is_one_launch():
     assert [(row["kernel"], row["work"] / US) for row in found.rows["sequence"]] == [("(a graph)", 100.0)]
 
 
-def test_what_is_not_recorded():
+def test_missing_recordings_are_reported():
     done = run("launches", data=forge.pack(Made().call("cuLaunchKernel", 0, 5).segment()))
     assert done.returncode == 1 and b"'gpt-hook run --gpu-time' records when kernels ran" in done.stderr
     done = run("launches", data=forge.pack(Made().call("cuMemAlloc", 0, 5).segment()))

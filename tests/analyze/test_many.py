@@ -91,7 +91,7 @@ def test_machines_without_a_boot_id_share_no_clock():
 
 
 def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
-    """`--time` takes the times that tables print; lines with notes count from their first process."""
+    """`--time` takes times as tables print them. In lines with notes, times count from the first process in them."""
     ranges = [records.make("range", id=1, type="push", thread=1, name="step", start=10**9 + 1009 * MS),
               records.make("range_end", id=1, thread=1, end=10**9 + 1011 * MS)]  # fmt: skip
     second = segment((10, 1), zero=2 * 10**9, pid=11, rank=1, more=ranges, gpu=[(12, 1, 0)], uuid=UUIDS[0])
@@ -182,7 +182,7 @@ def test_a_wait_for_one_stream_leaves_work_of_others():
 
 
 @pytest.mark.parametrize("name", ["summary", "events", "gaps", "stages"])
-def test_what_is_wrong_with_one_file_does_not_cost_the_others(name, tmp_path):
+def test_one_bad_file_leaves_the_others_usable(name, tmp_path):
     whole = machines(4)
     paths = write(tmp_path, *whole)
     copy, torn, empty = (tmp_path / f"{word}.mp" for word in ("copy", "torn", "empty"))

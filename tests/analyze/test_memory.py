@@ -26,7 +26,7 @@ def api(number, name):
 
 
 def made(*calls, more=(), **header):
-    """Return a segment of calls (name, ms, to, bytes, from, result), each of which takes 1 ms."""
+    """Return a segment of calls, each given as (name, ms, to, bytes, from, result). Each takes 1 ms."""
     found = [api(number, name) for number, name in enumerate(APIS, 1)]
     for name, start, *what in calls:
         to, size, from_, result = (*what, *[0] * 4)[:4]
@@ -293,7 +293,7 @@ def test_several_processes_and_one_that_was_killed():
 
 
 def test_parts_of_time_reach_from_the_beginning_of_the_process_to_its_last_call():
-    """Memory is allocated from 1.00 to 1.01 s. The last call of all, which isn't about memory, ends at 10 s."""
+    """Memory is allocated from 1.00 to 1.01 s. The last call, which has nothing to do with memory, ends at 10 s."""
     sync = forge.calls([(ZERO + 8999 * MS, MS, 99, 0)])
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 10, BASE + PAGE, 9),
                                    more=[forge.api(99, "cuCtxSynchronize"), sync]))  # fmt: skip

@@ -14,7 +14,7 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def made(steps=10, first=0, at=100 * MS, busy=0.3, kernel="k", graph=False, allocs=(), gpu=True, **header):
-    """A process that launches a kernel, or a graph, in each of its steps of 10 ms; the first step takes longer."""
+    """Make a process that launches a kernel or a graph in each step of 10 ms. The first step takes longer."""
     step = 10 * MS
     found = [
         forge.api(number, name) | dict(zip(("type", "op"), TYPES.get(name, ()), strict=False))
@@ -78,6 +78,17 @@ def test_a_long_start():
     assert named(made(first=2_000 * MS, steps=400))[0] == "idle"
 
 
+@pytest.mark.parametrize(("count", "apart", "command"), [(5, 400, "startup"), (4, 400, "idle"), (5, 100, "idle")])
+def test_processes_that_start_one_after_the_other(count, apart, command):
+    """Each takes 250 ms to start, and then works for 90 ms. If they overlap, only the first and the fifth count."""
+    found = [
+        made(pid=10 + number, at=(apart * number + 250) * MS, monotonic=apart * number * MS) for number in range(count)
+    ]
+    assert named(*found)[0] == command
+    if command == "startup":
+        assert named(*found)[1] == "where 1.25s go in 5 processes before steady work of 450ms"
+
+
 def test_graphs_that_keep_the_gpu_busy():
     assert named(made(graph=True, busy=0.9)) == ("graphs", "which kernels take 100.0 % of the GPU time in graphs")
     assert named(made(graph=True, busy=0.5))[0] == "idle"
@@ -97,7 +108,7 @@ def test_times_without_calls_are_enough():
 
 
 def test_units_of_threads_are_not_looked_up_in_all_launches():
-    """Two threads take turns at random: each one's unit can only be found in its own launches."""
+    """Two threads launch in random order, so each thread's unit can only be found in its own launches."""
     found = [forge.api(1, "cuLaunchKernel"), *(records.make("function", id=n, name=f"k{n}") for n in range(1, 7))]
     for thread, start in ((1, 100), (2, 137)):
         rows, at = [], start * MS

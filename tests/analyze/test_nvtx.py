@@ -11,7 +11,9 @@ MS, ZERO = 10**6, 10**9
 
 
 def made(*calls, more=(), gpu=(), **header):
-    """Return calls (thread, name, ms, bytes), which take 0.1 ms, and GPU times (thread, ms of the call, ms)."""
+    """Return calls and GPU times. Calls are given as (thread, name, ms, bytes) and take 0.1 ms; GPU times as (thread,
+    ms of the call, ms).
+    """
     found = [forge.api(number, name) for number, name in enumerate(APIS, 1)]
     for thread, name, start, *size in calls:
         at, api = ZERO + int(start * MS), APIS.index(name) + 1
@@ -48,7 +50,7 @@ def by_name(found, name="ranges"):
 LAUNCHES = [(1, "cuLaunchKernel", at) for at in (1, 3, 5, 12)]
 
 
-def test_what_is_within_ranges_of_a_thread():
+def test_activity_counts_for_the_ranges_of_its_thread():
     calls = [*LAUNCHES, (1, "cuMemcpyHtoD", 6, 4096), (2, "cuLaunchKernel", 4)]
     ranges = ranged(("step", 0, 10), ("fwd", 2, 4), ("fwd", 5, 7), ("step", 11, 13))
     found = answers(
@@ -86,7 +88,7 @@ def test_a_range_that_was_started_belongs_to_no_thread():
     assert found.verdicts["ranges"][-1].startswith("no GPU times: 'gpt-hook run --gpu-time'")
 
 
-def test_what_overlaps_and_what_recurs_counts_once():
+def test_overlapping_and_recursive_ranges_count_launches_once():
     overlapping = ranged(("a", 0, 4, 1, "start"), ("a", 2, 10, 1, "start"), ("f", 0, 10), ("f", 1, 9), ("f", 2, 8))
     found = answers("nvtx", made(*LAUNCHES, more=overlapping))
     rows = by_name(found)

@@ -16,7 +16,7 @@ from tests.analyze.segments import make_segments
 
 @pytest.fixture()
 def little(monkeypatch):
-    """Reduce the rows that are kept in memory to a few."""
+    """Reduce the number of rows that are kept in memory to a few."""
     few = {spill: {"IN_MEMORY": 100, "BATCH": 16, "ROOM": 16, "LEAST": 2}, calls_store: {"BLOCK": 3},
            ranges: {"MANY": 4}, numbers: {"PENDING": 8, "SMALL": 2, "FEW": 4},
            periods: {"BLOCKS": 4, "BLOCK": 5}}  # fmt: skip
@@ -33,7 +33,7 @@ def little(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", tiers.every(30, range(60)))
-def test_what_is_said_does_not_depend_on_how_much_is_read_at_once(seed, little):
+def test_answers_do_not_depend_on_the_chunk_size(seed, little):
     segments = make_segments(seed)
     for name in ("gaps", "stages", "nvtx", "idle", "startup", "launches"):
         whole = answers(name, *segments)

@@ -12,7 +12,7 @@ EPOCH = 10**18
 
 
 def trace(*entries):
-    """Return a launch whose warps saved these (warp, clock, time, steps, sm)."""
+    """Return a launch whose warps saved these records, given as (warp, clock, time, steps, sm)."""
     map_ = forge.probe_map("program_progress", type_="log", capacity=len(entries) or 1, **FIELDS)
     found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]
     data = struct.pack("<Q", len(entries)) + b"".join(struct.pack("<QQQII", *entry) for entry in entries)

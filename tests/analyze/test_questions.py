@@ -88,7 +88,7 @@ def test_the_gpu_is_idle_after_the_work_that_ended_last():
     assert "30.0us of the 91.0us" in evidence and "work of other processes does not count" in evidence
 
 
-def test_what_the_trace_says():
+def test_questions_are_answered_from_the_trace():
     times = [(ZERO + 205 * US + 50 * US * n, 20 * US, LAUNCH, 1) for n in range(10)]
     times.append((ZERO + 52 * US, 4 * US, COPY, 0))
     controls = [ioctl("NV_ESC_RM_CONTROL", 60 + n, command=command) for n, command in
@@ -123,7 +123,7 @@ def test_what_the_trace_says():
                       ("iterations", 50, 40, 500 * US), ("the rest", 1, 0, 1301 * US)]  # fmt: skip
 
 
-def test_what_it_does_not_say_has_an_option():
+def test_unanswered_questions_name_an_option():
     asked = questions(ask("summary", inference(), args=["--verbose"]))
     options = {name: row["option"] for name, row in asked.items() if "option" in row}
     assert options == {"compute against copies": "--gpu-time", "idle periods of the GPU": "--gpu-time",

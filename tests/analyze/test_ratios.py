@@ -17,7 +17,9 @@ MAPS = {
 
 
 def trace(name, *launches, kernel=NAME, **header):
-    """Make a launch for each list of blocks; a block lists its warps' records, None for a warp that saved nothing."""
+    """Make a launch for each list of blocks. A block is a list of its warps' records, with None for a warp that saved
+    nothing.
+    """
     type_, fields = MAPS[name]
     map_ = forge.probe_map(name, type_=type_, **fields)
     found = [forge.records.make("function", id=4, name=kernel), map_, forge.kernel(3, 4, kernel, 1)]
@@ -102,7 +104,7 @@ def test_a_trace_without_such_a_map(name):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_run_in_which_the_probe_applied_to_nothing(name):
-    """The probe was requested, so the message about the missing map gives the reason why no launch has it."""
+    """The probe was requested, so the message about the missing map says why no launch has it."""
     rejected = records.make("unprobed", function=1, reason="no probe applies to it", launches=23)
     kernel = records.make("function", id=1, name="k1")
     done = run(name, data=forge.pack(forge.trace(kernel, forge.launches({1: 23}), rejected)))

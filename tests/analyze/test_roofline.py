@@ -151,7 +151,7 @@ def test_peaks_of_a_record_of_a_table_and_of_nothing():
 
 
 def test_the_tables_agree():
-    """A device's record gives the published figures, for the clock rate for which they were published."""
+    """From a device's record, we compute the published peaks at the clock rate for which they were published."""
     told = {  # SMs, MHz, MHz of memory, bits
         "Tesla V100-SXM2-16GB": ("sm_70", 80, 1530, 877, 4096),
         "Tesla T4": ("sm_75", 40, 1590, 5001, 256),

@@ -73,7 +73,9 @@ def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, sha
 
 
 def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
-    """Two launches, a wait of 1 ms, and a launch 497 ms later: the time after the wait is also between launches."""
+    """After two launches and a wait of 1 ms, the third launch comes 497 ms later. The time after the wait is also time
+    between launches.
+    """
     counts = records.make("counts", **forge.rows([(300, ZERO, 7, 0)], forge.QUERIES))
     calls = [*launches((0, 1), (2, 1)), ("cuStreamSynchronize", 4, 1), *launches((502, 1))]
     found = ask("gaps", made(*calls, more=[counts]))
@@ -314,8 +316,8 @@ def test_the_repeating_unit_is_found(kernels, period):
     ],
 )
 def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
-    """k1 k2 four times, each pair within a ms, followed by a break: both analyses find the unit k1 k2, and the launch
-    with which it begins.
+    """The program launches k1 and k2 four times, each pair within a millisecond, with a break after it. Both analyses
+    find the unit k1 k2 and its first launch.
     """
     order = ([2] if 9 in breaks else []) + [1, 2] * 4
     at, calls = 10, [("cuMemcpyHtoD", 1, 1, 64)]
@@ -333,7 +335,9 @@ def test_summary_and_stages_have_the_same_rounds(breaks, first, times):
 
 
 def test_rounds_after_a_warm_up_that_launches_more_often():
-    """A program that captures a graph launches its kernels first, and then the graph, here k8, fewer times."""
+    """Before a program captures a graph, it launches the kernels themselves. It then launches the graph (k8) fewer
+    times.
+    """
     order = [1, 2, 3, 4, 5, 6, 7, 3, 1, 5, 2] + [8] * 7
     calls = [("cuMemcpyHtoD", 1, 1, 64), *launches(*((10 + 3 * n, kernel) for n, kernel in enumerate(order)))]
     segment = made(*calls, ("cuStreamSynchronize", 100, 4))
@@ -378,7 +382,7 @@ def test_a_part_of_a_round_at_the_end_is_no_round():
 
 
 def test_the_last_round_lasts_until_its_wait():
-    """Two rounds of 40 and 60 ms follow the warm-up: the second is waited for, and nothing is launched after it."""
+    """Two rounds of 40 and 60 ms follow the warm-up. The host waits for the second, and launches nothing after it."""
     calls = [("cuMemcpyHtoD", 1, 1, 64)]
     for at, wait in ((10, 5), (20, 35), (60, 55)):
         calls += [*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 5, wait)]
@@ -462,7 +466,7 @@ def test_stages_are_found_from_the_calls():
 
 
 def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
-    """A Llama on an H200: a pass to warm up, two passes that are launched at once, a wait, and the exit."""
+    """A Llama on an H200 runs a warm-up pass, then two passes that are launched at once, waits, and exits."""
     one = [1, *[2, 3, 4, 5] * 6, 6]
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 1 << 20), ("cuModuleLoadData", 8, 2)]
     calls += launches(*((10 + 2 * n, kernel) for n, kernel in enumerate(one)))
@@ -488,7 +492,7 @@ def test_two_passes_of_a_model_are_two_rounds_and_not_its_layers():
 
 
 def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
-    """A generation on an H200: the kernel that joins all tokens runs once, at the end, after many tokens' kernels."""
+    """In a generation on an H200, the kernel that joins all tokens runs once, after the kernels of many tokens."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (1000, 2), (2000, 3))]
     for token in range(10):
         calls += launches(*((2100 + 10 * token + 3 * part, 1 + part) for part in range(2)))
@@ -517,7 +521,7 @@ def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
 
 
 def test_a_round_that_was_held_up_was_not_launched_ahead():
-    """Each token is waited for; one of them takes ten times as long as all others together."""
+    """The host waits for each token. One of them takes ten times as long as all others together."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2)), ("cuStreamSynchronize", 20, 5)]
     for token in range(10):
         at = 30 + 10 * token + (1000 if token > 4 else 0)
@@ -588,7 +592,9 @@ def test_stages_of_what_is_launched_once():
     ],
 )
 def test_a_few_bytes_are_no_weights(size, wanted):
-    """Two copies at 2 and 30 ms that take 2 ms each, long before code is loaded: weights from 64 KiB on."""
+    """Two copies at 2 and 30 ms take 2 ms each, long before code is loaded. They count as weights only from 64 KiB
+    on.
+    """
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, size), ("cuMemcpyHtoD", 30, 2, size), ("cuModuleLoadData", 40, 2)]
     rows = ask("stages", made(*calls, *launches((45, 1), (50, 1)), ("cuStreamSynchronize", 55, 5))).rows["stages"]
     times = {row["category"]: row["time"] / MS for row in rows}
@@ -651,7 +657,9 @@ def test_the_wildest_times_are_no_fault():
 
 
 def loading(first, more=(), begin=0.01):
-    """Return a kernel launched at 1, 101 and 111 ms, the first time in `first` ms, and another one in between."""
+    """Return launches of a kernel at 1, 101 and 111 ms, the first of which takes `first` ms, and of another kernel in
+    between.
+    """
     made_ = [(1, first, 1), (101, 0.01, 1), (111, 0.01, 1), *more]
     apis = APIS.index("cuLaunchKernel") + 1
     ran = [(at + begin, took + 2 if at == 1 else 2, at, function) for at, took, function in made_]
@@ -681,7 +689,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
 
 
 def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
-    """The work before it in the stream took longer than loading the code, so its event came later."""
+    """Earlier work in the stream took longer than loading the code, so the launch's event came later."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
 
@@ -707,7 +715,9 @@ def loading_in_two_threads(second):
 
 @pytest.mark.parametrize(("second", "left"), [(2, 1 + 1.5), (60, 1 + 1.5), (300, 1 + 100.5)])
 def test_threads_that_wait_for_the_same_loading(second, left):
-    """Only launches that began during the loading wait for it. If a later launch takes long, there's another reason."""
+    """Only launches that begin while the code is being loaded wait for it. If a later launch takes long, there's
+    another reason.
+    """
     (kernel,) = ask("summary", loading_in_two_threads(second)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 

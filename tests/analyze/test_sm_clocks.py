@@ -1,4 +1,4 @@
-"""Clocks of SMs that are aligned by pairs: times are right within the bound that's printed, whatever the clocks are."""
+"""The clocks of SMs are aligned by pairs. Whatever the clocks are, times are right within the printed bound."""
 
 import math
 import re
@@ -54,7 +54,7 @@ def align(sms, step, phase, beyond=0, highest=1e9):
 
 
 def find_error(clocks, asked):
-    """Return by how much the difference of any two SMs' times is wrong at most."""
+    """Return the largest error in the difference between two SMs' times."""
     wrong = [clocks.times(np.full(len(at), sm), at) - true for sm, at, true in asked]
     return max(one.max() - other.min() for one in wrong for other in wrong)
 
@@ -111,8 +111,10 @@ def test_drift_makes_the_bound_larger():
     assert without.fit.bound < 100 and 2500 < find_error(clocks, asked) <= clocks.fit.bound + WHOLE < 15_000
 
 
-def test_what_pairs_do_not_tell():
-    """A pair on each SM tells no rate: it's the device's highest one, and then the error is only known at the pairs."""
+def test_one_pair_per_sm_uses_the_highest_rate():
+    """One pair per SM gives no rate, so the device's highest rate is used. The error is then only known at the
+    pairs.
+    """
     once = [Sm(at, 1000 * at, [2.0], [40 * at]) for at in range(4)]
     assert align(once, 32, 0)[0].rate is None
     clocks, asked = align(once, 32, 0, highest=0.5)

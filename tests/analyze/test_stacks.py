@@ -36,7 +36,7 @@ STACKS = [
 
 
 def waits_for_data(*more):
-    """The GPU runs for 100 us of each 1000; the host fetches data meanwhile, in two places."""
+    """Make a program whose GPU runs for 100 us of each 1000, while the host fetches data in two places."""
     made = Made()
     for number in range(4):
         at = number * 1000
@@ -59,6 +59,17 @@ def test_idle_says_where_the_host_was():
     told = found.rows["verdict"][0]["told"]
     assert "between calls (at data.py:41 collate, called from train.py:7 <module>, in 75.0 % of 12 samples): " in told
     assert "would say which" not in told
+
+
+@pytest.mark.parametrize(("waits", "said"), [(3, False), (4, True)])
+def test_a_lock_that_the_host_waits_for_is_mentioned(waits, said):
+    """At least a quarter of 16 samples must wait for it."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = STACKS
+    made.found += [sample(1000 + at, python=1, **({"syscall": FUTEX} if at < waits else {})) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert (", 25.0 % of them waiting for a lock, such as Python's GIL): hold that lock for less time" in told) == said
+    assert told.endswith("do that in another thread while the GPU works") != said
 
 
 def test_samples_of_other_threads_say_nothing_about_idle_times():
@@ -102,11 +113,13 @@ def test_frames_that_changed_are_mentioned():
 
 
 def test_hostile_names_stay_in_their_line(tmp_path):
-    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), (LOADER, 1, "h"))
+    evil = python(1, ("/a/x;y.py", 3, "f\n;g 7"), ("/a/\udcff.py", 5, "\x1b[2J\u202e"), (LOADER, 1, "h"))
     segment = forge.trace(evil, sample(1, python=1), pid=4)
     (tmp_path / "t.mp").write_bytes(forge.pack(segment))
-    assert run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt").returncode == 0
-    assert (tmp_path / "out.txt").read_text() == "h (data.py:1);f ,g 7 (x,y.py:3) 1\n"
+    done = run("stacks", tmp_path / "t.mp", "--collapsed", tmp_path / "out.txt", "--plot", tmp_path / "flame.svg")
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = "h (data.py:1);\\x1b[2J\\u202e (\\udcff.py:5);f ,g 7 (x,y.py:3) 1\n"
+    assert (tmp_path / "out.txt").read_text() == told
 
 
 def test_a_trace_without_samples_says_how_to_take_them():
@@ -130,7 +143,7 @@ def test_names_of_frames(frame, name):
 
 
 def test_native_code_that_python_called_is_the_innermost_frame():
-    """The interpreter's own code, the system's, and code where a thread waits are no frames of their own."""
+    """Code of the interpreter and of the system, and code in which a thread waits, gets no frame."""
     made = Made().call("cuMemAlloc", 0, 1)
     files = "/x/libz.so.1", "/x/libpython3.12.so.1.0", "/x/python3.12", "/lib/libc.so.6", "/x/libpythonic.so"
     made.found += [STACKS[0], *(native(10 + at, path, 64) for at, path in enumerate(files))]
@@ -145,7 +158,7 @@ def test_native_code_that_python_called_is_the_innermost_frame():
     assert stacks == {f"{outer};libz.so.1": 1, f"{outer};libpythonic.so": 1, outer: 5}
 
 
-def test_what_samples_lack_is_said():
+def test_incomplete_samples_are_reported():
     made = Made().call("cuMemAlloc", 0, 1)
     made.found += [python(1, *[(LOADER, 1, "down")] * 128), python(2, *[(LOADER, 1, "down")] * 127)]
     made.found += [sample(10, python=1), sample(11, python=2), sample(12, python=1)]

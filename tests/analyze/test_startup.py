@@ -19,7 +19,9 @@ APIS = {
 
 
 def made(*calls, more=(), pid=10, **header):
-    """A process that began at 0. Calls are (name, start, duration, kernel or (address, bytes), thread), in ms."""
+    """Make a process that began at 0. Calls are given as (name, start, duration, kernel or (address, bytes), thread),
+    in ms.
+    """
     found = [
         forge.api(number, name) | {"type": type_, "op": op}
         for number, (name, (type_, op)) in enumerate(APIS.items(), 1)
@@ -40,7 +42,7 @@ def made(*calls, more=(), pid=10, **header):
 
 
 def steps(begin, slow=()):
-    """Ten steps of two launches each, 10 ms; the first steps take longer."""
+    """Make ten steps of 10 ms with two launches each. The first steps take longer."""
     at, found = begin, []
     for took in (*slow, *[10] * 10):
         found += [("cuLaunchKernel", at, 0.01, 1), ("cuLaunchKernel", at + 1, 0.01, 2)]

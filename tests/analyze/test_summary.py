@@ -156,7 +156,7 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
 
 
 def test_first_launches_that_load_their_code_are_told():
-    """On an H200, the event before a launch is in the stream long before the driver has loaded the kernel."""
+    """On an H200, the event before a launch enters the stream long before the driver has loaded the kernel."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
     took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
     times = forge.gpu_times([(100 * n, *row) for n, row in enumerate(took, 1)])
@@ -230,7 +230,9 @@ def test_launches_with_and_without_probes_are_counted():
 
 
 def test_gpu_time_without_probes_is_told_by_reason():
-    """Kernel a runs for 60 us with probes and 20 without, b for 20 without: once for one reason, thrice for another."""
+    """Kernel a runs for 60 us with probes and 20 us without. Kernel b runs for 20 us without: once for one reason,
+    three times for another.
+    """
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"))]
     unprobed = [records.make("unprobed", function=f, launches=n, reason=r) for f, n, r in
                 ((1, 9, "no PTX"), (2, 1, "x"), (2, 3, "no PTX"))]  # fmt: skip
@@ -336,7 +338,7 @@ def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
 
 
 def test_the_slowest_calls_have_a_time_a_place_and_ranges():
-    """Two processes; the second starts 50 ns later. Calls that didn't return, and ioctls, aren't listed."""
+    """The second of two processes starts 50 ns later. Calls that didn't return and ioctls aren't listed."""
     pushed = (1, "step", 10, None), (2, "fwd", 100, "app"), (3, "late", 400, None)
     ranges = [records.make("range", type="push", id=id_, thread=1, name=name, start=start, domain=domain)
               for id_, name, start, domain in pushed]  # fmt: skip

@@ -70,7 +70,9 @@ def test_calls_of_the_outermost_module():
 
 @pytest.mark.parametrize("known", [True, False])
 def test_launches_that_repeat(known):
-    """Two generations: a prefill of two kernels, and decode steps of two layers, a head and a wait, in no module."""
+    """Each of two generations has a prefill of two kernels, and decode steps of two layers, a head and a wait, all
+    outside of modules.
+    """
     functions = [*KERNELS, *({**KERNELS[0], "id": number, "name": f"k{number}"} for number in (3, 4))]
     made, waits = [], []
     for begin in (0, 1000):
@@ -88,7 +90,7 @@ def test_launches_that_repeat(known):
 
 
 def test_layers_of_each_kind_of_step():
-    """A prefill that launches a kernel in a layer, and replays, one of which timed its nodes."""
+    """The prefill launches a kernel in a layer. It's followed by replays, one of which has times of its nodes."""
     marked = ranges(("prefill", 0, 10), *steps("decode", 49, 4, 10, 8), first=50)
     work = times((1, 1.2, 1, 1, 4), (1, 20, 1, 1, 99), *((2, 50 + 10 * n, 2, 0, 8) for n in range(4)))
     replayed = [*graph(5, CAPTURED), *replays(*((2, 50 + 10 * n) for n in range(4)))]
@@ -105,7 +107,7 @@ def test_layers_of_each_kind_of_step():
     assert "layers" not in told(marked, launches((1, 50, 1))).rows
 
 
-def test_what_is_missing_is_said():
+def test_missing_data_is_reported():
     for work, word in (([], b"no launch"), (launches((1, 1, 1)), b"no steps of a language model")):
         done = run("tokens", data=forge.pack(forge.trace(*APIS, *KERNELS, *work)))
         assert done.returncode == 1 and word in done.stderr, done.stderr

@@ -71,7 +71,7 @@ def test_columns_double_where_numbers_differ_widely():
 
 
 def test_numbers_far_below_the_first_ones_are_no_less_exact():
-    """A first launch reads gigabytes, the others a few bytes: the median belongs to the others."""
+    """The first launch reads gigabytes, and the others a few bytes, so the median is a few bytes."""
     values = Distribution()
     values.add(np.array([10**9, 3 * 10**9], np.uint64))
     values.add(np.array([15, 41, 500, 630_103, 10**9 - 5], np.uint64))
@@ -84,7 +84,7 @@ def test_numbers_far_below_the_first_ones_are_no_less_exact():
 @settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=False), min_size=1), st.integers(5, 50))
 def test_bins_of_numbers_far_apart(numbers, most):
-    """The numbers go from the least to the greatest float; there is no warning."""
+    """The numbers range from the lowest to the highest float. There's no warning."""
     values = Distribution()
     values.add(np.array(numbers))
     finite = [number for number in numbers if math.isfinite(number)]

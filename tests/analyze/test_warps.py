@@ -108,7 +108,7 @@ PROGRESS = np.dtype([("unit", "<u8"), ("clock", "<u8"), ("flops", "<u8"), ("sm",
 
 
 def progress(*entries):
-    """Return the trace of a launch whose warps saved these (warp, clock, flops, sm)."""
+    """Return the trace of a launch whose warps saved these records, given as (warp, clock, flops, sm)."""
     fields = {"clock": "u64", "flops": "u64", "sm": "u32"}
     map_ = forge.probe_map("warp_progress", type_="log", capacity=len(entries), **fields)
     found = [forge.records.make("function", id=4, name="k"), map_, forge.kernel(3, 4, "k", 1)]

@@ -61,7 +61,7 @@ class Made:
 
 
 def steps(count=4):
-    """Steps of 30 us: two short kernels after slow launches, and a long kernel."""
+    """Make steps of 30 us: two short kernels after slow launches, and a long kernel."""
     made = Made()
     for number in range(count):
         at = 30 * number

@@ -108,7 +108,7 @@ def test_the_one_that_was_named_is_not_replaced(places):
 
 
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hello\n", "", "#!/absent\n"])
-def test_what_is_no_ptxas_is_passed_over(places, tmp_path, text):
+def test_files_that_are_not_ptxas_are_skipped(places, tmp_path, text):
     environment = places("PATH", "nvidia")
     (tmp_path / "path" / "ptxas").write_text(text)
     assert find.Tools(None, environment).choose(None, SM_90).path == str(places.found["nvidia"])
@@ -151,7 +151,7 @@ def test_targets_are_parsed():
 @pytest.mark.parametrize(
     "text", ["", ",", "sm_9", "9", "compute_90", "sm_90b", "sm_90 ", "SM_90", "sm_90\n", "sm_9\u0660"]
 )
-def test_what_is_no_target_is_refused(text):
+def test_invalid_targets_are_refused(text):
     with pytest.raises(UsageError):
         parse_targets(text)
 
@@ -164,7 +164,7 @@ def test_what_is_no_target_is_refused(text):
         ("sm_100f", "sm_100f sm_100a sm_103f sm_103a sm_100 sm_103", "sm_110 sm_110f sm_120a sm_90a"),
     ],
 )
-def test_what_can_be_assembled_for_what(source, fits, others):
+def test_code_is_assembled_for_compatible_targets_only(source, fits, others):
     (target,) = parse_targets(source)
     assert all(one.runs(target) for one in parse_targets(fits.replace(" ", ",")))
     assert not any(one.runs(target) for one in parse_targets(others.replace(" ", ",")))

@@ -67,7 +67,7 @@ def test_the_report_and_the_cubin_agree(tool, target):
             assert need.constant >= 0x160
 
 
-def test_what_kernels_need(tool):
+def test_resource_needs_are_read_from_the_cubin(tool):
     done = Runner(60).assemble(tool, RICH.encode(), "m", SM_80, Options())
     needs = read_needs(done.cubin)
     assert done.reports["shares"].shared == 400 and done.reports["calls"].shared == 0
@@ -94,7 +94,7 @@ def test_spills_are_told_and_limits_passed_on(tool):
     assert slow.cubin != free.cubin
 
 
-def test_what_device_functions_spill_is_counted_with_the_kernel(tool):
+def test_spills_of_device_functions_count_for_the_kernel(tool):
     """A recursive function saves registers; each of two kernels has a copy of it."""
     text = HEAD + RECURSIVE + "".join(CALLER.format(name=name) for name in ("one", "two"))
     done = Runner(60).assemble(tool, text.encode(), "m", SM_90, Options())
@@ -170,7 +170,7 @@ def test_megabytes_of_faults_are_a_few_lines(tool):
         (HEAD + '.file 1 "' + "x" * 100_000).encode(),
     ],
 )
-def test_what_is_no_ptx_is_refused(tool, text):
+def test_damaged_ptx_is_refused(tool, text):
     for where, fact in faults(tool, text):
         assert where.partition(":")[0] == "m" and 0 < len(fact) < 400
 
@@ -253,7 +253,7 @@ def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does
 
 
 def alive(group):
-    """Return whether a process of a group runs. A killed process may take a moment to go."""
+    """Return whether any process of a group is still running. A killed process may take a moment to end."""
     for _ in range(100):
         listed = subprocess.run(["ps", "-eo", "pgid,stat"], capture_output=True, text=True, check=True).stdout
         if not re.search(rf"^ *{group} +[^Z]", listed, re.M):

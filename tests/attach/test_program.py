@@ -72,7 +72,7 @@ def test_each_function_with_arguments_is_watched_and_each_that_waits():
 
 
 def test_all_values_of_a_map_are_of_one_type():
-    """If tuples had another number of words than the map's name says, bpftrace would reject the program."""
+    """bpftrace would reject the program if a tuple didn't have as many words as the map's name says."""
     kept = re.findall(r"@call(\d+)_\w+\[pid, tid, \d+\] = \(nsecs, (.*)\);", text(calls="all"))
     assert len(kept) > 300
     for size, values in kept:
@@ -182,7 +182,7 @@ def test_a_line_of_maps_is_one_mapping_whatever_its_path(path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "link", "none", "socket"])
-def test_what_is_no_file_is_not_opened(kind, tmp_path):
+def test_only_regular_files_are_opened(kind, tmp_path):
     """Opening a pipe would block, and opening a device may have side effects."""
     path = tmp_path / "libcuda.so.1"
     match kind:
@@ -260,8 +260,8 @@ def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
-def test_what_another_user_maps_uses_up_no_descriptors(mapped, tmp_path):
-    """Neither many files nor one file at many addresses may keep root from watching."""
+def test_mappings_of_another_user_do_not_exhaust_descriptors(mapped, tmp_path):
+    """Root can still watch, even if another user maps many files, or one file at many addresses."""
     mapped(40)
     for path in tmp_path.glob("*/*"):
         os.chown(path, 65534, 65534)

@@ -111,7 +111,7 @@ def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
     assert found.calls()["duration"].tolist() == [1]
 
 
-def test_what_was_lost_is_said_by_trace_and_analysis(tmp_path, capfd):
+def test_lost_events_are_reported_by_trace_and_analysis(tmp_path, capfd):
     said = attach(tmp_path, as_json([*BEGIN, "Lost 12 events", WHOLE[4], "Lost 3 events", *END]), capfd)
     assert "bpftrace lost 15 events: buffers full" in said
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
@@ -291,7 +291,9 @@ def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
 
 
 def test_a_summary_counts_processes_that_take_turns(tmp_path):
-    """Once, calls of a process were left out if another process's turn came, even in live streams."""
+    """In the past, when another process's calls came in between, calls of a process were left out, even in live
+    streams.
+    """
     turns = [call("cuMemFree_v2", 5_000_001_000 + at, pid=at % 2 + 7) for at in range(10)]
     attach(tmp_path, as_json([*BEGIN, *(line for one in turns for line in (one, f"beat {5_000_100_000}")), *END]))
     done = loaded.run(["gpt-analyze", "summary", "trace.mp"], cwd=tmp_path, text=True, check=True)
@@ -364,7 +366,7 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(tmp_path, monkeypatch):
     assert raised.value.number == signal.SIGPIPE and [*folder.iterdir()] == []
 
 
-def test_what_bpftrace_takes_to_take_probes_off_is_not_recorded(tmp_path):
+def test_time_for_removing_bpftrace_probes_is_not_recorded(tmp_path):
     beats = [f"beat {at}" for at in range(5_500_000_000, 7_000_000_000, 500_000_000)]
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *beats, "end 60000000000"]
     (process,) = trace(tmp_path, as_json(lines)).processes
@@ -445,7 +447,9 @@ def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
 @pytest.mark.parametrize("form", [as_text, as_json])
 @pytest.mark.parametrize("rest", [[], ["Lost 5 events"], ["x" * 60] * 30])
 def test_a_name_that_never_ends_is_no_name(rest, form, tmp_path, capfd):
-    """A name without its end was cut, or is another program's: what follows it isn't taken for data for ever."""
+    """A name without an end was cut off, or comes from another program. What follows must not be taken for a part of it
+    forever.
+    """
     cut = f"name {TAG} 7 7 5000003000 0 x"
     text = form([*BEGIN, WHOLE[4]]) + "\n".join([cut, *rest, ""])
     assert "can't parse " in attach(tmp_path, text, capfd)
@@ -453,7 +457,7 @@ def test_a_name_that_never_ends_is_no_name(rest, form, tmp_path, capfd):
 
 
 def test_json_within_a_recording_of_text_counts_for_nothing(tmp_path, capfd):
-    """bpftrace's maps and losses have no tag in JSON, so they count only in a recording that is JSON."""
+    """In JSON, bpftrace's maps and losses have no tag. They only count if the whole recording is JSON."""
     forged = ['{"type":"map","data":{"@call2":{"1,1,0":[5,6]}}}', '{"type":"lost_events","data":{"events":9}}']
     said = attach(tmp_path, as_text([*BEGIN, WHOLE[4], "beat 5500000000", *END, *forged]), capfd)
     assert "parse 2 lines of bpftrace's output; the first is '{" in said

@@ -161,7 +161,9 @@ def by_turns(program: Path, driver: Path, trace: Path, ways: tuple[str, ...]) ->
 
 
 def over_bare(raw: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """Return the ns that a call costs over the plain one. On shared cores, the fastest run is the most reliable."""
+    """Return the ns that a call costs over the plain one. The fastest run counts, because it's the most reliable one on
+    shared cores.
+    """
     return {name: {way: min(ns) - min(ways["bare"]) for way, ns in ways.items()} for name, ways in raw.items()}
 
 

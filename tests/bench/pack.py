@@ -52,7 +52,7 @@ def read_buffers(path: Path) -> dict[str, list[Part]]:
 
 
 def make_ways(file: int) -> dict[str, Callable[[Bytes, int], int]]:
-    """Return the methods; each returns the compressed size. `file` is appended to."""
+    """Return the methods by name. Each is a function that returns the compressed size. `write` appends to `file`."""
 
     def write(data: Bytes, size: int) -> int:
         return os.write(file, data[:size])

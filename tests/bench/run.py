@@ -217,8 +217,8 @@ def main() -> int:
 
 
 def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
-    """Return the bytes of GPU code, as it is and compressed with zstd at level 19: all of it, and the code that each
-    method keeps.
+    """Return the size of the GPU code, as it is and compressed with zstd at level 19, for all code and for the code
+    that each method keeps.
 
     The whole code is compressed once, and then only what each method keeps. --zstd-sizes would compress everything for
     each method, and at that level zstd takes a second for 2 to 4 MB.

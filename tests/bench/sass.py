@@ -130,7 +130,9 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Return the rows of the table in docs/measured.md, in ms; of several runs, the median of their figures."""
+    """Return the rows of the table in docs/measured.md, in ms. If there were several runs, each figure is their
+    median.
+    """
     lines = ["| probe | step | version | median | nine in ten | 99th percentile |"]
     lines.append("| --- | --- | --- | ---: | ---: | ---: |")
     for each, steps in summarize(result["runs"]).items():

@@ -165,7 +165,9 @@ def large_module(folder: Path) -> tuple[Path, str]:
 
 
 def of_probe(rows: list[dict[str, Any]], probe: str) -> list[tuple[float, dict[str, float]]]:
-    """Return a probe's figures for the kernels that it applies to, each preceded by the time that ptxas takes."""
+    """Return a probe's figures for each kernel that it applies to, preceded by the time that ptxas takes for the
+    kernel.
+    """
     return [(row["seconds"], row["probes"][probe]) for row in rows if probe in row["probes"]]
 
 

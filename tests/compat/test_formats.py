@@ -26,13 +26,13 @@ def test_the_core_knows_no_format_by_itself():
 
 
 def test_a_job_of_a_cluster_brings_the_table():
-    """A worker has imported nothing, so the object that it unpickles registers the formats."""
+    """A worker has imported nothing yet, so unpickling a job must register the formats."""
     carried = pickle.dumps(tuple(FORMATS.values()))
     code = f"import pickle, gpt.trace.inputs as i; i.register(*pickle.loads({carried!r})); print(*i.FORMATS)"
     assert run(code).split() == list(FORMATS)
 
 
-def test_what_is_a_stream_is_no_other_format(tmp_path):
+def test_a_stream_is_not_taken_for_another_format(tmp_path):
     path = tmp_path / "t.mp"
     data = wire.pack(records.make("end", records=0, status=0))
     path.write_bytes(data)

@@ -25,7 +25,7 @@ def test_round_trip(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["lib.so.1.json"]
 
 
-def test_what_is_no_file_stays_what_it_is(tmp_path):
+def test_only_regular_files_are_replaced(tmp_path):
     """An example is /dev/stdout, which the superuser could replace."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("precious")
@@ -48,7 +48,7 @@ def test_what_is_no_file_stays_what_it_is(tmp_path):
     ],
     ids=range(12),
 )  # fmt: skip
-def test_what_is_no_spans_file(tmp_path, text):
+def test_malformed_span_files_are_refused(tmp_path, text):
     (tmp_path / "lib.so.json").write_text(text)
     with pytest.raises(MalformedError, match="not a span file of Negativa-ML"):
         read_spans(tmp_path, "lib.so")

@@ -18,7 +18,7 @@ def test_counts_of_what_has_no_name_name_its_number(tmp_path):
     assert ask(found, f"SELECT value, calls FROM GPT_CALL_COUNTS {of_name}") == [("#8", 3)]
 
 
-def test_what_probes_cost_and_what_ran_without_them_is_there(tmp_path):
+def test_probe_costs_and_unprobed_launches_are_exported(tmp_path):
     told = [
         records.make("function", id=9, name=KERNEL),
         records.make("times", launch=3, prologue=10, epilogue=20, kernel=40),
@@ -85,7 +85,7 @@ def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--tid 1", "--time 0,0.000002", "--gpu 0", "--cuda-stream 7"])
-def test_what_was_not_asked_for_is_in_no_table(option, tmp_path):
+def test_tables_have_only_the_requested_data(option, tmp_path):
     """One record of `times` comes before its launch. Counts have no thread, time, device or stream."""
     other = forge.probed(2, 1, 9, 2, 32) | {"thread": 2, "start": 9000, "device": 1, "stream": 8}
     segment = forge.trace(

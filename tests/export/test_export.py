@@ -24,6 +24,7 @@ from tests.analyze.asked import run
 from tests.export.exported import APIS, GRAPH, HIGH, KERNEL, NS, ask, small, tables, write
 from tests.tiers import first
 from tests.trace import forge
+from tests.trace.logs import RingLane, write_ring
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_work_finds_its_call_whichever_comes_first(late, monkeypatch):
     assert len(known) == 480 and all(moved == key * 7 for key, moved in known.items())
 
 
-def test_what_waits_is_bounded(monkeypatch):
+def test_unmatched_work_and_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(correlate, "MOST", 100)
     matcher = correlate.Matcher()
     for turn in range(10):
@@ -216,6 +217,22 @@ def test_maps_of_probes_are_tables(tmp_path):
     assert [row[1] for row in found["DIAGNOSTIC_EVENT"]] == ["1 buffers of probes are lost: no room"]
     folder = write(tmp_path / "t", segment, shape=ExportFormat.parquet)
     assert parquet.read_table(folder / "GPT_MAP____a_b.parquet")["slot_2"].to_pylist() == [(1 << 64) - 1] * 3
+
+
+def test_ranges_of_warps_have_names(tmp_path):
+    """A record whose number isn't in the list of ranges has the empty name."""
+    map_ = forge.probe_map("tiles", 1, "log", capacity=1 << 20, clock="u64", sm="u32", range="u32", number="u32")
+    map_ |= {"stored": ["clock", "sm", "shared", "shared"], "ring": 4, "ranges": ["load", "ä;"]}
+    made = [(10, 0, 7), (20, 3, 0), (30, 1, 7), (40, 4, 0)]
+    ring = forge.buffer(1, write_ring(4, [[RingLane(3, 5, made)]]), 1)
+    launch = forge.kernel(1, 9, KERNEL, 1), forge.probed(1, 1, 9, 2, 64)
+    segment = forge.trace(records.make("function", id=9, name=KERNEL), map_, *launch, ring)
+    found = tables(path := write(tmp_path / "t.sqlite", segment))["GPT_MAP_tiles"]
+    assert [(*row[2:5], *row[6:]) for row in found] == [
+        (1, 1, 0, 10, 5, 0, 7), (1, 1, 1, 20, 5, 3, 0), (1, 1, 2, 30, 5, 1, 7), (1, 1, 3, 40, 5, 4, 0),
+    ]  # fmt: skip
+    query = "SELECT value, range % 2 FROM GPT_MAP_tiles JOIN StringIds ON nameId = id ORDER BY clock"
+    assert ask(path, query) == [("load", 0), ("ä;", 1), ("load", 1), ("", 0)]
 
 
 def test_names_are_what_databases_take():
@@ -293,7 +310,7 @@ def test_a_terminal_gets_no_database():
     assert (done.returncode, done.stderr) == (2, b"gpt-analyze: error: -o: a database can't be written to a terminal\n")
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_data_is_reported(tmp_path):
     path, out = tmp_path / "t.mp", tmp_path / "t.sqlite"
     path.write_bytes(forge.pack(small(end=False)) + b"\x85\xa4")
     done = run("export", "--format", "sqlite", "-o", out, path)
@@ -348,7 +365,7 @@ def limit():
 
 
 @pytest.mark.parametrize("shape", ExportFormat)
-def test_what_others_rename_is_neither_written_nor_removed(shape, tmp_path):
+def test_a_folder_that_others_swapped_in_is_left_untouched(shape, tmp_path):
     """In a folder that a group may write to, another member can replace our folder with a folder of links."""
     (victim := tmp_path / "victim").touch()
     (theirs := tmp_path / "theirs").mkdir()

@@ -70,7 +70,7 @@ def test_elements_that_differ_only_inside_are_told_apart():
     assert [item.contents.kernels[0]["name"].encode() for item in items] == [name[1:-1] for name in names]
 
 
-def test_what_is_remembered_has_a_bound(monkeypatch):
+def test_remembered_contents_are_bounded(monkeypatch):
     monkeypatch.setattr("gpt.extract.contents.MAX_KNOWN", 4)
     elements = [forge.zstd(forge.cubin(2, b"\0%c\0" % letter)) for letter in b"abc"]
     opener, items = opened(forge.region(b"".join(elements * 2)))

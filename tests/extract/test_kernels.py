@@ -77,7 +77,7 @@ def test_an_image_in_a_file_is_read_once(tmp_path, reads):
         assert known.find(source, file.fileno(), "a", "sm_90").index == 1
 
 
-def test_what_is_kept_is_bounded(monkeypatch, tmp_path, reads):
+def test_remembered_names_are_bounded(monkeypatch, tmp_path, reads):
     monkeypatch.setattr(kernels, "MOST_NAMES", 6)  # room for the names of two images
     known = KernelFinder()
     for name in ("one", "two", "three"):

@@ -20,7 +20,7 @@ WRAPPER, RELA = 24, 24
 
 
 class File:
-    """A copy of an ELF file whose wrappers can be changed byte by byte."""
+    """A copy in memory of an ELF file, for changing the fatbin wrappers in it."""
 
     def __init__(self, path):
         self.data = bytearray(path.read_bytes())
@@ -107,7 +107,7 @@ def test_a_wrapper_whose_relocation_is_gone(sample):
     assert f"({file.at:#x} to 0x0)" in file.facts()[0]
 
 
-def test_what_only_the_loader_knows_is_believed(sample):
+def test_other_relocation_types_are_left_to_the_loader(sample):
     file = File(sample("balance"))
     struct.pack_into("<I", file.data, file.relocations[file.words[0]] + 8, 6)  # R_X86_64_GLOB_DAT
     file.point(0, 0x260)
@@ -168,7 +168,7 @@ def test_objects_and_archives(how, sample, tmp_path):
 
 
 def symbol_outside(file):
-    """Return the number of the object's symbol that is in no fatbin section."""
+    """Return the number of a symbol in the object file that's in no fatbin section."""
     table, fatbin = file.sections[".symtab"], list(file.sections).index(".nv_fatbin")
     entries = struct.iter_unpack("<IBBHQQ", file.data[table["sh_offset"] : table["sh_offset"] + table["sh_size"]])
     return next(n for n, entry in enumerate(entries) if 0 < entry[3] < 0xFF00 and entry[3] != fatbin)

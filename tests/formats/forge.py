@@ -33,7 +33,7 @@ def cubin(symbols: int, names: bytes = b"\0a\0", *, name: int = 1) -> bytes:
 def compiled(kernels: list[bytes], code: bytes, *, real: list[bytes] | None = None, gap: int = 0) -> bytes:
     """Return a cubin in nvcc's layout, with `gap` zeros after each table of names.
 
-    `real` are the kernels that its headers name, if they differ from the first bytes.
+    `real` are the kernels that its headers name, if these differ from the names in the first bytes.
     """
     texts = [b".text." + kernel for kernel in kernels]
     sections = [b".shstrtab", b".strtab", b".symtab", b".debug_frame", *texts]

@@ -14,7 +14,7 @@ WIDTHS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 
 
 def structure(data: bytes) -> list[tuple[int, int]]:
-    """Return (offset, size) of headers and tables, where a changed byte has the largest effect."""
+    """Return the offset and size of each header and table. Changed bytes have the largest effect there."""
     places = [(0, min(64, len(data)))]
     image = find_image(Source("original", data))
     assert image

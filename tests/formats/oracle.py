@@ -36,7 +36,9 @@ def extracted(path: Path, folder: Path, part: str = "all") -> dict[str, bytes]:
 
 
 def functions(cubin: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Return a cubin's kernels and device functions with their sizes, from readelf. Bit 0x10 of st_other marks one."""
+    """Return a cubin's kernels and device functions with their sizes, from readelf. Kernels have bit 0x10 of st_other
+    set.
+    """
     done = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True)
     kernels, others = [], []
     for size, other, section, name in _FUNCTION.findall(done.stdout):

@@ -203,13 +203,13 @@ def suffix(folder: Path) -> Path:
 
 @sample
 def relocatable(folder: Path) -> Path:
-    """Build with nvcc -rdc=true from two sources: relocatable code of each, and linked code."""
+    """Compile two sources with nvcc -rdc=true, which leaves the relocatable code of each and the linked code."""
     return _relocatable(folder / "librelocatable.so")
 
 
 @sample
 def relocatable_first(folder: Path) -> Path:
-    """Build the same with the relocatable code before the linked code, as in most libraries."""
+    """Build the same library with the relocatable code before the linked code, as in most libraries."""
     (folder / "first.s").write_text('.section __nv_relfatbin, "a"')
     return _relocatable(folder / "libfirst.so", folder / "first.s")
 

@@ -21,7 +21,7 @@ from tests.tiers import examples, full
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("used", [{"direct"}, {"pointer"}, {"alone"}, {"plain"}, {"direct", "alone"}, set(KERNELS)])
-def test_what_used_kernels_need_stays(arch, used):
+def test_functions_of_used_kernels_stay(arch, used):
     data = samples.linked(arch, samples.USERS, samples.FUNCTIONS)
     cut = find_cut(data, set(KERNELS) - used)
     _, gone = cut_out(data, cut)
@@ -68,7 +68,7 @@ def test_code_that_was_not_linked_holds_its_functions(arch):
         (lambda: forge.cubin(3), "a kernel lies outside the code|no call graph"),
     ],
 )
-def test_what_is_kept_whole(build, reason):
+def test_cubins_that_cannot_be_cut_are_kept_whole(build, reason):
     with pytest.raises(KeptWhole, match=reason):
         find_cut(build(), {"apart", "plain", "_Z3twoPf", "a"})
 
@@ -107,7 +107,7 @@ def test_a_call_graph_that_is_not_understood(pairs, reason):
 
 
 def test_a_function_that_no_kernel_reaches_stays():
-    """No record says any more that `alone` calls `lonely`, so another cubin might call it."""
+    """The cubin no longer says that `alone` calls `lonely`, so maybe another cubin calls it."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))
     calls = elf.get_section_by_name(".rela.text.alone")

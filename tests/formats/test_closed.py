@@ -61,7 +61,7 @@ def test_open_kernels_are_not_taken_for_them(name):
 
 
 def test_one_closed_kernel_closes_its_element():
-    """The element is from a program that links cublas_static; its file doesn't show that."""
+    """The element is from a program that links cublas_static, which its file doesn't show."""
     cubin = forge.compiled([b"mine", CLOSED[0].encode()], bytes(512))
     names = [kernel["name"] for kernel in parse_cubin(cubin).kernels]
     assert closed.find_reason(names, Source("program", cubin), None) == closed.REASON

@@ -72,7 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_does_not_fit_is_refused(why):
+def test_damaged_cubins_are_refused(why):
     with pytest.raises(GptError) as caught:
         kernel = KernelEditor(CubinEditor(REFUSED[why]()), "one")
         kernel.insert(0, NOP)

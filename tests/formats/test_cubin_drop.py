@@ -43,7 +43,7 @@ def cuobjdump(*args):
 @pytest.mark.full
 @pytest.mark.parametrize("arch", [full(ARCHS[0]), *ARCHS[1:]])
 @pytest.mark.parametrize("used", first({"pointer"}, {"direct"}, {"plain", "alone"}, set()))
-def test_what_is_left(arch, used, tmp_path):
+def test_used_kernels_and_their_functions_are_left(arch, used, tmp_path):
     data = built(arch)
     cut = find_cut(data, set(KERNELS) - used)
     left = without(data, cut.sections)
@@ -88,7 +88,9 @@ def test_what_is_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """Return the call graph's pairs by name, as cuobjdump prints them; None stands for a non-function."""
+    """Return the pairs of the call graph by name, as cuobjdump prints them. None stands for a symbol that isn't a
+    function.
+    """
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]
     pairs, group, found = re.search(r"^\.nv\.callgraph\n((?: <.*>\n)+)", text, re.MULTILINE)[1], 0, []
     for caller, callee in re.findall(r"<(\d+),(-?\d+)>", pairs):
@@ -208,7 +210,7 @@ def program_header():
 
 @pytest.mark.parametrize("codec", ["none", full("zstd")])
 @pytest.mark.parametrize("why", [*list(UNKNOWN)[:2], *map(full, list(UNKNOWN)[2:])])
-def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
+def test_kernels_that_cannot_be_dropped_become_zeros(why, codec, tmp_path):
     data = bytearray(built("sm_90"))
     place, form, value = UNKNOWN[why]()
     struct.pack_into(form, data, place, value)
@@ -216,7 +218,7 @@ def test_what_cannot_be_dropped_becomes_zeros(why, codec, tmp_path):
 
 
 def check_zeroed(data, why, codec, folder):
-    """Check that nothing can be dropped from a cubin of which only `direct` is used, for this reason."""
+    """Check that nothing can be dropped from a cubin for this reason, although only `direct` is used."""
     path = folder / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", data)], codec, ["-link"]))
     done = run("gpt-patch", "-o", folder / "out", data=located(path, "direct", "--granularity", "kernel"))
@@ -238,7 +240,7 @@ def check_zeroed(data, why, codec, folder):
     assert why in " ".join(table.out.decode().split())
 
 
-def test_what_does_not_stand_up_to_a_second_look_becomes_zeros(tmp_path, monkeypatch):
+def test_kernels_become_zeros_if_verification_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.formats.cubin_drop.find_fault", lambda *_: "section 7 changed")
     path = tmp_path / "code.fatbin"
     path.write_bytes(cuda.fatbin([("sm_90", "cubin", built("sm_90"))], "none", ["-link"]))
@@ -279,7 +281,9 @@ def test_faults_are_found():
 
 
 def test_tables_that_are_wrong():
-    """Every section size is off by one, and every symbol name is outside of the names: all are rejected."""
+    """Cubins are rejected if the size of any section is off by one, or if a symbol's name is outside of the table of
+    names.
+    """
     data = built("sm_90")
     elf = ELFFile(io.BytesIO(data))
     table = elf.get_section_by_name(".symtab")

@@ -371,7 +371,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_makes_no_sense_is_refused(why):
+def test_invalid_edits_are_refused(why):
     cubin = CubinEditor(compiled("sm_90"))
     with pytest.raises(CannotEdit, match=re.escape(why)):
         REFUSED[why](cubin)

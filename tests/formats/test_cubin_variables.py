@@ -104,7 +104,7 @@ def test_a_constant_with_an_address_is_known(cubin):
         ({"symbol": 1 << 20}, "a symbol beyond the symbol table is used"),
     ],
 )
-def test_what_is_not_understood_is_refused(cubin, values, fault):
+def test_unknown_layouts_are_refused(cubin, values, fault):
     editor = edited(cubin, **values)
     with pytest.raises(CannotEdit, match=fault):
         Variables(editor).free_addresses(section_of(editor))

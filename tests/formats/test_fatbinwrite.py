@@ -51,7 +51,7 @@ def test_compressed_headers_are_those_of_fatbinary(cubins):
 @given(
     st.lists(st.tuples(st.sampled_from(["sm_80", "sm_90a", "sm_75", "sm_120f"]), st.binary(max_size=300)), max_size=4)
 )
-def test_what_is_written_is_read(parts):
+def test_fatbins_round_trip(parts):
     head = b".version 8.7\n.target sm_80\n"
     images = [Payload("ptx", arch, head + data) for arch, data in parts]
     images += [
@@ -78,6 +78,6 @@ def test_what_is_written_is_read(parts):
         Payload("cubin", "sm_100", b"no cubin"),
     ],
 )
-def test_what_cannot_be_an_element_is_refused(image):
+def test_invalid_elements_are_refused(image):
     with pytest.raises(MalformedError):
         pack_fatbin([image], "none")

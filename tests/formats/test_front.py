@@ -57,7 +57,7 @@ def test_names_beyond_the_first_part_are_read_too(pack, expanded):
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
-def test_what_nvcc_writes_is_understood(arch):
+def test_cubins_of_nvcc_are_parsed(arch):
     data = image(ONE, arch)
     found = cubin_prefix.find_contents(data, len(data))
     assert found == cubin.parse_cubin(data)

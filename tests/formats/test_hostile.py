@@ -264,7 +264,7 @@ def test_cubins_that_claim_much(tmp_path):
 
 @pytest.mark.parametrize("name", first("zstd", "archive", "fatbin", "cubin"))
 def test_truncated(sample, name, tmp_path):
-    """Files are truncated at many places, and all read in one run: a folder of broken files is read to its end."""
+    """Files truncated at many places are read in one run, because a folder of broken files must be read to its end."""
     data = sample(name).read_bytes()
     rng = random.Random(name)
     for size in {0, 1, 4, 8, 16, 20, 63, 64, 65, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))}:

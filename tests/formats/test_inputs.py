@@ -171,7 +171,7 @@ def elf_header(machine=62, bits=2, order=1):
     return b"\x7fELF" + bytes([bits, order, 1]) + bytes(9) + struct.pack("<HH", 3, machine) + bytes(44)
 
 
-def test_what_is_wanted_and_not_there_is_told_with_what_there_is(sample):
+def test_missing_code_is_reported_with_the_available_code(sample):
     path = sample("zstd")
     there = "there is cubin for sm_75, sm_80, sm_90; ptx for sm_90"
     for args, fact in {
@@ -303,7 +303,7 @@ def test_a_library_without_gpu_code_is_a_fault_only_when_named(sample, tmp_path)
 @pytest.mark.full
 @pytest.mark.skipif(not cuda.have_cxx(), reason="nvcc needs g++")
 @pytest.mark.parametrize("name", ["kernels.o", "rdc.o", "libplain.so", "librdc.so", "libboth.a"])
-def test_what_nvcc_links(sample, name, tmp_path):
+def test_libraries_linked_by_nvcc_match_cuobjdump(sample, name, tmp_path):
     path = sample("nvcc") / name
     done = extract("--save", tmp_path / "ours", path)
     assert done.status == 0, done.err

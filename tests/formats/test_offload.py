@@ -16,7 +16,9 @@ NVPTX, AMD = "nvptx64-nvidia-cuda", "amdgcn-amd-amdhsa"
 
 
 def make(version, *images):
-    """Return an offload binary of images (kind, producer, triple, architecture, bytes). Version 1 has one image."""
+    """Return an offload binary with images, each given as (kind, producer, triple, architecture, bytes). Version 1 has
+    one image.
+    """
     header, entry, string = struct.Struct("<4sIQQQ"), struct.Struct("<HHIQQQQ"), (16, 24)[version - 1]
     assert version == 2 or len(images) == 1
     at = header.size + len(images) * entry.size
@@ -116,7 +118,7 @@ def test_scan_lists_them_once(contents, in_object):
     assert listed(extract("--scan", "--payload", path)) == listed(extract("--payload", path))
 
 
-def test_what_is_not_read_is_named(tmp_path, in_object):
+def test_unread_images_are_named(tmp_path, in_object):
     data = make(
         2,
         (BITCODE, OPENMP, NVPTX, "sm_90", b"BC\xc0\xde.version 8.0\n.target sm_90\n"),
@@ -133,7 +135,7 @@ def test_what_is_not_read_is_named(tmp_path, in_object):
         assert (done.status, done.err) == (1, f"gpt-extract: error: {one}: {fact}\n")
 
 
-def test_what_is_not_read_beside_a_cubin_is_a_warning(contents, tmp_path):
+def test_unread_images_next_to_a_cubin_are_a_warning(contents, tmp_path):
     path = tmp_path / "images.out"
     path.write_bytes(
         make(2, (CUBIN, CUDA, NVPTX, "sm_90", contents["cubin"]), (BITCODE, CUDA, NVPTX, "sm_80", b"BC\xc0\xde"))
@@ -174,7 +176,7 @@ def test_images_that_share_their_bytes_are_limited(tmp_path):
         (WHOLE + b"garbage that is long enough to be a header", "no offload binary where one should begin"),
     ],
 )
-def test_what_does_not_fit_is_an_error(tmp_path, data, fact):
+def test_malformed_binaries_are_errors(tmp_path, data, fact):
     path = tmp_path / "images.out"
     path.write_bytes(data)
     done = extract(path)

@@ -79,7 +79,7 @@ def test_a_table_of_the_host_is_moved_too(regions, tmp_path):
     ],
     ids=["data", "data beside", "the end", "no wrapper"],
 )
-def test_what_is_not_understood(regions, assembly, reason, tmp_path):
+def test_unsupported_pointers_are_refused(regions, assembly, reason, tmp_path):
     path = link(tmp_path / "libodd.so", regions, "-Wl,-z,notext", "-Wl,--no-warnings", assembly=assembly)
     with pytest.raises(NotUnderstood, match=reason):
         pointers(path)

@@ -104,7 +104,7 @@ def test_a_module_that_is_cut_off_is_none(size, after):
         ".version 7.8\n.target sm_90\n.entry k() { }}".replace("{ }}", "}{}"),
     ],
 )
-def test_what_only_begins_as_a_module_is_none(text):
+def test_text_that_only_begins_like_a_module_is_ignored(text):
     assert found(text.encode()) is None
 
 

@@ -57,7 +57,7 @@ def test_kernels_are_named(attributes):
     assert [f["name"] for f in found.functions] == ["helper"]
 
 
-def test_what_is_not_understood_is_not_named():
+def test_unknown_tile_ir_has_no_names():
     functions = [(b"first", 2, b"x" * 5)]
     assert parse_tileir(module(functions, b"\x0b\x01\x07")) is None
     assert parse_tileir(module([(b"first", 6, b"x" * 5)])) is None
@@ -130,7 +130,7 @@ def fetch_nvcc():
 
 
 @pytest.mark.full
-def test_what_nvcc_makes(tmp_path):
+def test_tile_ir_of_nvcc_is_parsed(tmp_path):
     source = Path(__file__).with_name("tile.cu")
     library = tmp_path / "libtile.so"
     command = [

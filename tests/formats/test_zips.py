@@ -162,7 +162,7 @@ def test_strange_names_are_names(tmp_path):
 
 
 @pytest.mark.full
-def test_what_is_no_gpu_code_is_not_unpacked(tmp_path, monkeypatch):
+def test_members_without_gpu_code_are_not_unpacked(tmp_path, monkeypatch):
     """The text has 800 MB, compressed to 1 MB."""
     path = tmp_path / "x.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("a.txt", "w") as member:

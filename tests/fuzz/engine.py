@@ -76,7 +76,7 @@ def run(
 ) -> Result:  # fmt: skip
     """Run `count` inputs, or as many as `seconds` allow. Failures are saved as files in the folder `failures`.
 
-    Inputs of one byte come first: every `step`-th, from a number on that depends on the target.
+    Inputs of one byte come first: every `step`-th value. The first value depends on the target.
     """
     end = time.monotonic() + seconds if seconds else float("inf")
     before = {path: path.stat().st_mtime_ns for path in saved(target.name, failures)}
@@ -115,7 +115,7 @@ def repeat(target: Target, sample: Sample, folder: Path, data: bytes) -> str | N
 
 
 def _wait(pid: int, shared: mmap.mmap) -> int:
-    """Return a child's status. A child that waits is killed; a child that works for too long ends itself."""
+    """Return a child's status. Kill the child if it only waits. If it computes for too long, it ends itself."""
     seen, since = "", time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

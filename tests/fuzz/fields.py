@@ -18,9 +18,9 @@ from typing import Any
 import msgpack
 import zstandard
 
-from gpt.probe.model import RANGE_FIELDS
 from gpt.stages.analyze import ANALYSES
 from gpt.stream import packed, records
+from gpt.stream.rooms import RANGE_FIELDS
 from tests.fuzz.engine import ROOT, Wrong
 from tests.fuzz.stages import call, stage_main
 from tests.fuzz.streams import to_json

@@ -28,7 +28,7 @@ def _few(rng: random.Random) -> int:
 
 
 def mutate_bytes(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
-    """Change, copy or cut numbers, bits and runs of bytes, or take them from another input."""
+    """Change, copy or remove numbers, bits and runs of bytes, or insert some from another input."""
     out = bytearray(data)
     for _ in range(_few(rng)):
         rng.choice(_BYTES)(rng, out, corpus)
@@ -94,7 +94,7 @@ _BYTES = (_number, _number, _number, _number, _bit, _bit, _cut, _copy, _fill, _e
 
 
 def text_mutator(*words: bytes) -> Mutator:
-    """Return a mutator of tokens: it drops, doubles, swaps, nests or replaces them."""
+    """Return a function that mutates text: it drops, doubles, swaps, nests or replaces tokens."""
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:
@@ -158,7 +158,9 @@ def _junk(rng: random.Random) -> Any:
 
 
 def record_mutator(finish: Callable[[list[Any]], bytes]) -> Mutator:
-    """Return a mutator of streams: keys are dropped, values change type, records move; `finish` packs them again."""
+    """Return a function that mutates streams: it drops keys, changes types of values, and moves records. `finish` packs
+    them again.
+    """
 
     def mutate(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
         if rng.random() < 0.1:

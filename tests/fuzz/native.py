@@ -160,6 +160,19 @@ def _follow(sample: Sample) -> list[bytes]:
     return made
 
 
+def _needs(sample: Sample) -> list[bytes]:
+    """Return traces of a run with --memusage, in which the ids of one kernel differ between segments."""
+    from gpt.stream import records
+    from tests.trace import forge
+
+    functions = [records.make("function", id=n, name=name) for n, name in ((1, "_Z3onePf"), (2, "two"), (3, "two"))]
+    used = [records.make("memusage", function=n, launches=2, bytes=700 * n, most=400 * n) for n in (3, 2, 1)]
+    plain, other = forge.trace(*functions, *used), forge.trace(*used[:1], {**functions[0], "id": 3}, end=False)
+    chunk = records.make("chunk", used=len(forge.pack(plain)), data=forge.pack(plain) + bytes(20))
+    cut = b"\x8a\xa4"  # ends before the first key, which is as long as "kind"
+    return [cut, forge.pack(plain), forge.pack(other, plain), forge.pack([plain[0], chunk, *other])]
+
+
 def _libraries(sample: Sample) -> list[bytes]:
     """Return files: program headers with the notes that they refer to."""
     note = struct.pack("<III", 4, 20, 3) + b"GNU\0" + bytes(range(20))
@@ -174,7 +187,9 @@ def _names(sample: Sample) -> list[bytes]:
 
 
 def _tables(sample: Sample) -> list[bytes]:
-    """Yield the C library's unwind tables, beginning at the search table, with addresses of functions in them."""
+    """Yield the C library's unwind tables, from the search table on, together with addresses of functions that they
+    cover.
+    """
     from gpt.formats.elf import parse_elf
     from gpt.formats.source import Source
 
@@ -240,6 +255,7 @@ HARNESSES = [
     Harness("c-libs", _libraries),
     Harness("c-msgpack", lambda sample: [bytes([0, 1, n, 9]) + b"012345678" * 20 for n in range(8)]),
     Harness("c-names", _names),
+    Harness("c-needs", _needs),
     Harness("c-refuse", lambda sample: [*_small(sample), b"#! /bin/sh -x\n", b"#!\n"]),
     Harness("c-replace", lambda sample: [*_small(sample), b"$ORIGIN/../libfoo.so.1", b"/x/${ORIGIN}/y"]),
     Harness("c-sim", _small),

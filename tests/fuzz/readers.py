@@ -18,7 +18,7 @@ from tests.fuzz.stages import call, stage_main
 
 
 def refuses(read: Callable[[bytes], Any]) -> Callable[[bytes], None]:
-    """Return a reader of bytes that may raise a GptError with a fact and a location."""
+    """Return a function that reads bytes, and may only raise a GptError that has a fact and a location."""
 
     def run(data: bytes) -> None:
         try:

@@ -35,7 +35,7 @@ def stage_main(name: str) -> Callable[[], int]:
 
 
 def fits(data: bytes, *variants: tuple[str, ...]) -> tuple[str, ...]:
-    """Return one of the variants, always the same for the same input."""
+    """Return one of the variants: the same one each time for the same input."""
     return variants[zlib.crc32(data) % len(variants)]
 
 

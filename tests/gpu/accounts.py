@@ -87,7 +87,7 @@ def segments(path: Path) -> Iterable[list[dict[str, Any]]]:
 
 def account(path: Path, visit: Visit | None = None, killed: bool = False, unasked: int = 0) -> Account:
     """Read a trace. If the process was `killed` or the disk was full, the last launches may be missing. `unasked` is
-    the number of launches that were recorded while no probes were set.
+    the number of launches recorded while no probes were set.
     """
     found = Account()
     for records in segments(path):

@@ -53,7 +53,7 @@ class Planted(NamedTuple):
 
 
 def _work(torch: Any, times: int, size: int = 8192) -> Callable[[], Any]:
-    """Return a function that keeps the GPU busy for about 1.5 ms each time, without the host."""
+    """Return a function that queues about 1.5 ms of GPU work each time, which needs nothing from the host."""
     x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
 
@@ -73,8 +73,8 @@ def _think(rounds: int = 20_000) -> int:
 
 
 def item() -> None:
-    """Read a value back in each step, then compute on the host for a time that would be hidden if the GPU had other
-    work.
+    """Read a value back in each step, and then compute on the host. If the GPU had other work meanwhile, the host's
+    time would be hidden.
     """
     import torch
 
@@ -98,7 +98,7 @@ def pageable() -> None:
 
 
 def launches() -> None:
-    """Launch kernels that are shorter than the host's time for a launch."""
+    """Launch kernels that run for less time than the host needs to launch one."""
     import torch
 
     x = torch.ones(4096, device="cuda")

@@ -112,7 +112,9 @@ class Log:
         self.gpu.call("cuMemsetD8_v2", self.address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
 
     def read(self, threads: int) -> tuple[SavedBuffer, int, int, int]:
-        """Return the entries, the bytes that were claimed and written, and the doublings that would have sufficed."""
+        """Return the log's entries, the bytes claimed and written in it, and how many doublings of its size would have
+        been enough.
+        """
         data = ctypes.create_string_buffer(self.size)
         self.gpu.call("cuMemcpyDtoH_v2", data, self.address, ctypes.c_size_t(self.size))
         claimed = np.frombuffer(data.raw[:HEAD], "<u8")[:: SECTOR // 8]

@@ -32,7 +32,7 @@ def expect(good: bool, what: str) -> None:
 
 
 def run(*command: str | Path, **more: str) -> list[str]:
-    """Run a command, with more variables in its environment, and return the lines of its output."""
+    """Run a command with additional environment variables, and return the lines of its output."""
     env = os.environ | more
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=env)
     return done.stdout.splitlines()
@@ -59,7 +59,7 @@ def share(rows: dict[str, dict[str, Any]], *names: str) -> float:
 
 
 def compare(title: str, ours: dict[str, float], theirs: dict[str, float], near: float) -> None:
-    """Compare the share that each layer has of all time, as two runs aren't equally fast."""
+    """Compare each layer's share of the total time, because two runs aren't equally fast."""
     whole = sum(ours.values()), sum(theirs.values())
     worst = max(abs(100 * (ours.get(name, 0) / whole[0]) / (time / whole[1]) - 100) for name, time in theirs.items())
     expect(
@@ -68,7 +68,7 @@ def compare(title: str, ours: dict[str, float], theirs: dict[str, float], near: 
 
 
 def per_layer(modules: dict[str, float]) -> dict[str, float]:
-    """Add up the layers of modules, without what belongs to none."""
+    """Add up times by layer. Modules outside of layers don't count."""
     found: dict[str, float] = {}
     for name, time in modules.items():
         layer = re.match(r"layers\.\d+", name)

@@ -111,7 +111,7 @@ def graphed() -> dict[str, Any]:
 
 
 def overhead() -> dict[str, Any]:
-    """Time steps with Python's own calls of modules and with ours in turn; return us per module call and launch."""
+    """Time steps alternately with Python's own module calls and with ours. Return us per module call and launch."""
     slot, original = find_vectorcall(), find_original()
     ours = slot.value
     assert ours != original, "torch.nn.Module.__call__ is as always"
@@ -149,7 +149,7 @@ def overhead() -> dict[str, Any]:
 
 
 def profile(run: Any, path: Path) -> dict[str, Any]:
-    """Run it with a profiler range around each module call, and write the GPU time in ns of each module."""
+    """Run the steps with a profiler range around each module call, and write each module's GPU time in ns."""
     before, after = nn.modules.module.register_module_forward_pre_hook, nn.modules.module.register_module_forward_hook
     names: dict[int, str] = {}
     ranges: list[Any] = []

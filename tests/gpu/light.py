@@ -58,7 +58,7 @@ pickle.dump(made, sys.stdout.buffer)
 
 
 def size_of(one: dict[str, Any]) -> tuple[str | None, int]:
-    """Return the level of a map's units and the bytes of one, or no level and the bytes of the buffer."""
+    """Return the level of a map's units and the size of one in bytes, or no level and the size of the whole buffer."""
     if "stored" in one:
         return None, 512 + one["capacity"] * 32
     if one["type"] == "log":

@@ -1,4 +1,6 @@
-"""Find the functions through which Python calls torch.nn.Module.__call__: its own one, and the one of --layers."""
+"""Find the two functions through which Python may call torch.nn.Module.__call__: Python's own, and its replacement
+under --layers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from torch import nn
 
 
 def find_vectorcall() -> ctypes.c_void_p:
-    """Return where torch.nn.Module.__call__ has the address by which Python calls it, which --layers has replaced."""
+    """Return the location in torch.nn.Module.__call__ of the address that Python calls, which --layers replaces."""
     words = object.__basicsize__ + 5 * ctypes.sizeof(ctypes.c_void_p)
     place = ctypes.c_ssize_t.from_address(id(FunctionType) + words).value
     return ctypes.c_void_p.from_address(id(nn.Module.__call__) + place)

@@ -35,7 +35,7 @@ def expect(good: bool, what: str) -> None:
 
 
 def run(*command: str | Path, **more: str) -> list[str]:
-    """Run a command, with more variables in its environment, and return the lines of its output."""
+    """Run a command with additional environment variables, and return the lines of its output."""
     env = os.environ | more
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=env)
     return done.stdout.splitlines()
@@ -81,7 +81,7 @@ def shares(modules: list[str], times: list[float]) -> dict[str, float]:
 
 
 def compare_layers(modules: list[str], ours: list[float], theirs: list[float]) -> dict[str, tuple[float, float, float]]:
-    """Return for each layer its share in both, and how far the first is from the second, in %."""
+    """Return each layer's share in both, and the difference between the first and the second in %."""
     pairs = shares(modules, ours), shares(modules, theirs)
     return {name: (one, pairs[1][name], 100 * (one / pairs[1][name] - 1)) for name, one in pairs[0].items()}
 

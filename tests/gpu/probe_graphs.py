@@ -117,7 +117,7 @@ def count_in(data: bytes) -> tuple[Counter[str], int]:
 
 
 def count(trace: Path) -> tuple[Counter[str], int]:
-    """Count the same in a trace, on all cores; this is much faster than `read`."""
+    """Make the same counts for a trace, on all cores, which is much faster than `read`."""
     found, total = Counter[str](), 0
     with open(trace, "rb") as file, multiprocessing.Pool() as pool:
         records = wire.read_packed(file, str(trace))

@@ -36,7 +36,7 @@ def fetch(register: int, offset: int, address: int, **control: int) -> Op:
 
 
 def begin(n: Names) -> Code:
-    """Put known values into memory and registers, with nothing in flight."""
+    """Put known values into memory and registers, and wait until nothing is in flight."""
     return [
         op("NOP", wait=63),
         op("S2R", d=R[20], special=TID, wb=0),
@@ -129,7 +129,7 @@ def overwritten(n: Names, kind: str, delay: int, busy: bool) -> Code:
 
 
 def covered(n: Names, kind: str, later: str) -> Code:
-    """Overwrite the operand as soon as a later instruction's scoreboard is done."""
+    """Overwrite an instruction's operand as soon as a later instruction's scoreboard is released."""
     first, second, result = slow(n, kind, stall=2)
     other: Code = []
     if awaited := LATER[later]:

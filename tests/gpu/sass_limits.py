@@ -83,8 +83,8 @@ BETWEEN: dict[str, Callable[[Names], Code]] = {
 
 
 def uniform(n: Names, kind: str, between: str, which: int) -> Code:
-    """In one of two divergent parts of a warp, write a uniform register that both use, and check whether the value
-    survives.
+    """Let two divergent parts of a warp use the same uniform register, write it in one of them, and check whether the
+    value survives.
     """
     mine, other, p = n.r[8], n.r[9], n.p[0]
     inside = BETWEEN[between](n)

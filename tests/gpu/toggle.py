@@ -158,8 +158,8 @@ def quartile(times: list[float]) -> float:
 
 
 def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
-    """Return medians over the pairs, in us: a step without probes, a step with them, the difference per probed launch
-    with its confidence interval, and the same difference between two steps without probes.
+    """Return medians over the pairs, in us: the time of a step without and with probes, the difference per probed
+    launch with its confidence interval, and the same for two steps without probes.
     """
     times = [figure(period[what]) for period in periods]
     off, on = times[::2], times[1::2]

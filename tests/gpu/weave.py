@@ -371,8 +371,8 @@ def check_log(counts: Any, entries: Any, case: Case, level: str) -> str:
 
 
 def check_pieces(entries: Any, case: Case) -> None:
-    """Check that entries saved together are adjacent, lane by lane; only the last group may be cut off
-    by the capacity.
+    """Check that entries saved together are adjacent and ordered by lane. Only the last group may be incomplete, for
+    lack of room.
     """
     at = 0
     while at < len(entries):

@@ -1,4 +1,6 @@
-"""gpt.layers.compiled: which module each kernel of code made by torch.compile belongs to, without PyTorch."""
+"""gpt.layers.compiled finds the module that each kernel of a compiled graph belongs to. These tests don't need
+PyTorch.
+"""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_patch_writes_nothing_for_a_wrong_name(tmp_path):
     assert (tmp_path / "slim" / "libdemo.so").stat().st_size < demo.stat().st_size
 
 
-def test_what_a_name_is_short_for():
+def test_short_names_match_full_signatures():
     assert forms("void ns::k<a<(b)1>, (3>2)>(float*, void (*)(int))") >= {
         "void ns::k<a<(b)1>,(3>2)>(float*,void(*)(int))",
         "ns::k<a<(b)1>,(3>2)>(float*,void(*)(int))",

@@ -346,7 +346,7 @@ def test_devices_alone(locate, name):
     assert (left, done.status, done.err) == (kept, 0, "")
 
 
-def test_what_needs_used(locate):
+def test_some_options_need_used(locate):
     for options in (["--keep", "x"], ["--granularity", "kernel"], ["--trace-json", "x.json"]):
         done = locate(LIBRARY, *options, used=None)[1]
         assert (done.status, f"{' '.join(options[:1])}" in done.err) == (2, True)

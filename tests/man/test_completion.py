@@ -65,7 +65,7 @@ def in_fish(folder, line):
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("shell", [in_bash, in_fish])
-def test_what_is_offered(shell, line, folder):
+def test_expected_words_are_offered(shell, line, folder):
     if not shutil.which(shell.__name__.removeprefix("in_")):
         pytest.skip(f"no {shell.__name__.removeprefix('in_')} (Debian: apt-get install fish)")
     found = shell(folder, line)

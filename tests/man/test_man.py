@@ -122,7 +122,7 @@ def test_page_passes_mandoc_and_fits_a_terminal(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_quotation_is_of_one_thing(page):
-    """`.Ql a , b` and `.Ql a , Ql b` put one pair of quotation marks around all of it."""
+    """`.Ql a , b` and `.Ql a , Ql b` would put one pair of quotation marks around both words."""
     if not shutil.which("mandoc"):
         pytest.skip("no mandoc (Debian: apt-get install mandoc)")
     shown = re.sub(".\x08", "", mandoc("-T", "utf8", "-O", "width=1000", PAGES[page]))
@@ -159,8 +159,8 @@ def helps_of(tool):
 
 
 def options_of_help(tool):
-    """Return each option as the help prints it. If the help only has a type, such as `<int range>`, the page names the
-    value.
+    """Return each option as the help prints it. Where the help only has a type, such as `<int range>`, the page has a
+    name for the value.
     """
     options = "".join(text.partition("\nOptions:\n")[2] for text in helps_of(tool))
     found = re.findall(r"^  (-\S+(?: <[^>]*>| [^ \n]+)*)", options, re.M)

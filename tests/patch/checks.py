@@ -113,7 +113,7 @@ def region_sum(region: bytes) -> int:
 
 
 def call(path: Path, regions: int) -> list[str]:
-    """Return the output of a library or program: a sum for each region, then its answer."""
+    """Return the output of a library or program: a sum for each region, and then the result of its own code."""
     program = path.suffix != ".so"
     command = [path, *"x" * regions] if program else [sys.executable, "-c", CALL, path, str(regions)]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)

@@ -53,7 +53,9 @@ def test_lists_of_ones_own_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
 @pytest.mark.parametrize("option", ["-r", "--recursive="])
 def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
-    """Once, find took '-delete' as an instruction for everything in the current folder, and carried it out."""
+    """In the past, find took a folder named '-delete' for an instruction, and deleted everything in the current
+    folder.
+    """
     (backup := tmp_path / name / "lib.so.gpt-orig").parent.mkdir()
     backup.write_bytes(bytes(4096))
     (tmp_path / "notes.txt").write_text("precious")
@@ -205,7 +207,9 @@ def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
 
 @pytest.mark.parametrize(("mode", "is_safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o700, True)])
 def test_temporary_files_are_only_where_nobody_else_renames_them(tmp_path, mode, is_safe):
-    """Once, another user could give the temporary folder's name to this user's own folder, which was then removed."""
+    """In the past, another user could give the temporary folder's name to one of this user's folders, which was then
+    removed.
+    """
     (place := tmp_path / "group").mkdir()
     place.chmod(mode)
     command = ["gpt-debloat", "--restore", "-n", "-r", tmp_path]

@@ -92,7 +92,7 @@ def test_a_folder_gives_no_rights(library, tmp_path, options):
     assert stat.S_IMODE(new.stat().st_mode) == 0o640
 
 
-def test_what_is_lost_is_named(library, tmp_path):
+def test_lost_attributes_are_named(library, tmp_path):
     """The caller is neither the owner nor root, so neither ownership nor a capability is given away."""
     if os.geteuid():
         pytest.skip("only root makes files of others")

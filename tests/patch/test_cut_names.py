@@ -6,7 +6,7 @@ from gpt.patch.cut_names import MOST, pack, parse
 
 
 @pytest.mark.parametrize("names", [["a"], ["one", "two"], ["_Z3fooPi", "kernel" * 20], ["\N{GREEK SMALL LETTER MU}"]])
-def test_what_is_packed_is_parsed(names):
+def test_names_round_trip(names):
     block = pack(names, len(names) + 3)
     assert parse(block) == (names, len(names) + 3) and len(block) % 8 == 0
     assert pack(*parse(block)) == block

@@ -80,7 +80,7 @@ def check_call(library, patched, mode, regions):
 
 
 @pytest.mark.parametrize("name", [full("balance"), full("fixed")])
-def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
+def test_overwritten_code_can_still_be_cut_out(sample, name, tmp_path):
     made = slim(sample(name), tmp_path)
     for mode in MODES:
         record = patch(located(made[mode][0], USED), "-o", tmp_path / "again" / mode)
@@ -90,7 +90,7 @@ def test_what_was_overwritten_can_still_be_cut_out(sample, name, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["inside", full("referenced"), full("small")])
-def test_what_is_not_understood_becomes_holes(sample, name, tmp_path):
+def test_unknown_layouts_become_holes(sample, name, tmp_path):
     library = sample(name)
     made = slim(library, tmp_path)
     patched, record = made["compact"]

@@ -42,7 +42,7 @@ def slim(sample, folder, mode="compact", **locating):
 
 
 def seen(library):
-    """Return what the program reads there: the sizes of three regions, from a table, and a sum of the host's data."""
+    """Return what the program reads: the sizes of three regions from a table, and a sum of the host's data."""
     done = subprocess.run([sys.executable, "-c", CALL, library], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]

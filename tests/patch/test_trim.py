@@ -170,7 +170,7 @@ def test_a_span_goes_before_a_trim(library, tmp_path):
     )
 
 
-def test_what_stays_whole_says_why(tmp_path):
+def test_elements_kept_whole_have_a_reason(tmp_path):
     regions = [cuda.fatbin([("sm_90", "cubin", samples.linked("sm_90", samples.TABLE))], "zstd", ["-link"])]
     library = samples.link(tmp_path / "libtable.so", [*regions, samples.region(samples.MANY)])
     data = located(library, "indirect", "--granularity", "kernel")

@@ -96,7 +96,7 @@ def test_a_wheel_is_slimmed(wheel, tmp_path):
 
 
 @pytest.mark.full
-def test_what_is_refused(wheel, tmp_path):
+def test_invalid_requests_for_wheels_are_refused(wheel, tmp_path):
     (tmp_path / "names").write_text(USED)
 
     def patched(*options):
@@ -147,7 +147,7 @@ def raw_of(path):
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe: in that case, zipfile puts sizes after the members."""
+    """A file that can't seek, like a pipe. zipfile then writes sizes after the members."""
 
     def __init__(self, file):
         self._file = file
@@ -159,7 +159,7 @@ class Unseekable(io.RawIOBase):
         return self._file.write(data)
 
 
-def test_what_is_not_cut_stays_as_it_is(sample, tmp_path):
+def test_other_members_stay_unchanged(sample, tmp_path):
     """Folders, modes, dates, comments, extra fields, names, methods, data descriptors, and other RECORD files don't
     change.
     """
@@ -283,7 +283,7 @@ def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
     assert not (tmp_path / "out.whl").exists()
 
 
-def test_what_was_killed_leaves_nothing_for_long(wheel, tmp_path):
+def test_the_next_run_removes_files_of_a_killed_one(wheel, tmp_path):
     """SIGKILL leaves unpacked members. The next wheel that's written there removes these files, and no others."""
     (tmp_path / "out").mkdir()
     killed = "import os; from gpt.patch.wheel import Wheels; from pathlib import Path\n"
@@ -402,7 +402,9 @@ def repacked_as(wheel, folder, name, change):
 
 
 def test_odd_wheels_with_a_label(wheel, tmp_path):
-    """wget saves such names, and headers may be in lower case. Names and wheels that pip rejects are rejected."""
+    """wget saves wheels under such names, and headers may be in lower case. Names and wheels that pip rejects are
+    rejected here, too.
+    """
     same = lambda name, data: (name, data)  # noqa: E731
     local = lambda name, data: (name, data.replace(b"Version: 1\n", b"version: 1+cu130\n"))  # noqa: E731
     done, names = repacked_as(wheel, tmp_path / "a", "pkg-1%2Bcu130-py3-none-any.whl", local)

@@ -81,7 +81,7 @@ def test_a_second_time_keeps_the_first_original(library):
 
 
 def test_once_is_once(library):
-    """--once also works if a backup was made and nothing was replaced: in that case, both are one file."""
+    """--once also works if a backup was made but the library wasn't replaced. Then both names belong to one file."""
     os.link(library, library.with_name(library.name + BACKUP))
     patch(located(library, USED, "--keep", "many"), "--in-place", "--once")
     between = contents(library.parent)
@@ -107,7 +107,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", first(*PLANTED))
-def test_what_is_no_file_is_no_backup(library, kind):
+def test_only_a_regular_file_is_a_backup(library, kind):
     """If it were used as a backup, the original would be lost, or restored as something else."""
     shutil.copy(library, library.with_name("other.so"))
     before, made = library.read_bytes(), located(library, USED)
@@ -294,7 +294,7 @@ def test_usage(options, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_no_file_cannot_be_patched(sample, tmp_path):
+def test_an_image_without_a_file_cannot_be_patched(sample, tmp_path):
     module = records.make("module", id=1, type="fatbin", data=sample("fatbin").read_bytes())
     made = [wire.header("t", []), module, records.make("end", records=1, status=0)]
     found = extract(data=b"".join(map(wire.pack, made)))
@@ -378,7 +378,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
 
 
 def test_a_library_that_another_process_replaces_last(library):
-    """After all checks, but before the new file takes its name."""
+    """The other process replaces the library after all checks, just before the new file takes its name."""
     with open(library, "rb") as file:
         plan = Plan("copy", [Copy(0, 1000)], [], [], {})
         with pytest.raises(GptError, match="extract it again"), written(library, file.fileno(), plan, in_place=True):

@@ -25,7 +25,7 @@ def check(snippet, position="ld.global", when="before", **options):
 
 
 @pytest.mark.parametrize("snippet", ALLOWED)
-def test_what_computes_is_allowed(snippet):
+def test_computations_are_allowed(snippet):
     check(snippet)
 
 
@@ -169,7 +169,7 @@ def test_what_computes_is_allowed(snippet):
         (".reg .b64 %smid;", "register '%smid' has a name that is taken"),
     ],
 )
-def test_what_is_refused(snippet, fact):
+def test_invalid_snippets_are_refused(snippet, fact):
     with pytest.raises(GptError) as error:
         check(snippet)
     assert fact in error.value.fact
@@ -279,7 +279,7 @@ def test_special_registers_and_numbers_may_be_saved():
         ("mov.u64 %a, ADDR;", "ld.param.u64 %rd1, [k_param_0];", "has no ADDR"),
     ],
 )
-def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):
+def test_misfits_name_the_missing_helper(snippet, instruction, misfit):
     file = check(snippet, when="after")
     (node,) = parse_statements(instruction)
     assert find_misfit(file.probes[0], bind(node)) == misfit
@@ -301,7 +301,7 @@ def test_what_does_not_fit_an_instruction(snippet, instruction, misfit):
          "[%r1], [%rd1, {%r2}], [%r3];", "has no BYTES, which its tensor map knows"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_field(saved, instruction, misfit):
+def test_values_that_do_not_fit_a_field_are_misfits(saved, instruction, misfit):
     file = check(saved, when="after", datamodel="'thread:8'")
     (node,) = parse_statements(instruction)
     assert find_misfit(file.probes[0], bind(node)) == misfit

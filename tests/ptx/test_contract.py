@@ -168,7 +168,7 @@ def opcodes_between() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("between", BETWEEN)
-def test_what_ends_a_stretch(between):
+def test_statements_that_prevent_fusion_are_known(between):
     ends, number = BETWEEN[between], list(BETWEEN).index(between)
     text = module([with_between(between)])
     assert ("fma.rn" in contracted(scan_module(text.encode(), "k")).text) != ends
@@ -211,7 +211,7 @@ def test_damaged_text_is_refused_or_read():
 
 @pytest.mark.full
 def test_a_probe_between_changes_no_result():
-    """All kernels are assembled as one module, because weaving adds the same to each module."""
+    """All kernels are assembled as one module, because weaving adds the same declarations to every module."""
     text, names = HEAD, []
     for seed in range(12):
         plain = HEAD + kernel(f"k{seed}", make(random.Random(seed), "f32", "red.global.add.u32 [%a+512], 1;"))

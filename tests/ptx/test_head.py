@@ -85,13 +85,13 @@ def versions(refused):
 
 
 @pytest.mark.parametrize(("text", "wrong"), ORDER)
-def test_what_stands_where(refused, text, wrong):
+def test_directives_in_the_wrong_place_are_refused(refused, text, wrong):
     assert refused(text + KERNEL) == wrong
     found = head(text + KERNEL)
     assert (isinstance(found, str) or found.is_newer) == wrong
 
 
-def test_what_is_read():
+def test_version_target_and_address_size_are_read():
     assert head(".version 8.5\n.target sm_90a, debug\n.section .debug_info { }") == Head((8, 5), 90, "a", 64)
     assert head(".version 7.0\n.target sm_80, sm_75\n.address_size 32") == Head((7, 0), 75, "", 32)
     assert (

@@ -255,7 +255,7 @@ def is_grammatical(text, folder):
 
 
 @pytest.mark.parametrize("text", TAKEN)
-def test_what_ptxas_takes_is_taken(text, tmp_path):
+def test_text_that_ptxas_accepts_is_accepted(text, tmp_path):
     text = HEAD + text + "\n"
     assert is_grammatical(text, tmp_path)
     printed = str(parse.parse_module(text.encode()))
@@ -267,7 +267,7 @@ def test_what_ptxas_takes_is_taken(text, tmp_path):
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_ptxas_refuses_is_refused(text, tmp_path):
+def test_text_that_ptxas_refuses_is_refused(text, tmp_path):
     assert not is_grammatical(HEAD + text + "\n", tmp_path)
     with pytest.raises(MalformedError):
         parse.parse_module((HEAD + text).encode())
@@ -295,8 +295,8 @@ OPERATORS = ["+", "-", "*", "/", "%", "|", "&", "^", "<<", ">>", "==", "!=", "<=
 
 
 def named_briefly(strategy):
-    """Return the same strategy with a short repr. hypothesis prints it if a filter fails, and nested ones took
-    megabytes.
+    """Return the strategy with a short repr. If a filter fails, hypothesis prints the repr, and nested strategies had
+    megabytes of it.
     """
 
     @st.composite
@@ -307,8 +307,8 @@ def named_briefly(strategy):
 
 
 def expressions(operand):
-    """Return expressions. An operand has no prefix and isn't an expression itself, because that would be a different
-    tree.
+    """Return a strategy for expressions. An operand has no prefix and isn't an expression itself: that would parse to a
+    different tree.
     """
     operand = named_briefly(operand)
     plain = operand.filter(lambda node: not isinstance(node, Expression | tree.Setting))
@@ -383,7 +383,7 @@ functions = st.builds(
 
 @settings(max_examples=examples(60))
 @given(st.lists(statements, max_size=5))
-def test_what_is_printed_parses_to_the_same_tree(nodes):
+def test_printed_statements_parse_to_the_same_tree(nodes):
     assert parse.parse_statements("\n".join(map(str, nodes))) == nodes
 
 

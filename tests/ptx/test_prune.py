@@ -28,7 +28,7 @@ def names(data):
 
 
 @pytest.mark.parametrize("options", [[], ["-lineinfo"], ["-G"]])
-def test_what_a_kernel_leads_to_stays_and_assembles(options, tmp_path):
+def test_dependencies_of_a_kernel_stay_and_assemble(options, tmp_path):
     module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", options))
     for entry, kept in {
         "one": {"one", "middle", "leaf", "counter", "through", "reached"},
@@ -45,7 +45,7 @@ def test_what_a_kernel_leads_to_stays_and_assembles(options, tmp_path):
         assert ("entry", (entry,)) in [(item.kind, item.names) for item in scan.scan_module(pruned).items]
 
 
-def test_what_is_blanked_leaves_the_rest_in_its_place():
+def test_blanking_keeps_line_numbers():
     data = cuda.nvrtc_compile(SOURCE, "compute_90")
     module = scan.scan_module(data)
     left = prune.blanked(module, ["one"])
@@ -111,7 +111,7 @@ def test_places_are_told_in_the_whole():
 
 
 def test_debug_sections_say_nothing_of_what_is_gone(tmp_path):
-    """Two functions and a variable are removed: their names are gone, and everything else keeps its offset."""
+    """Two functions and a variable are removed. Their names are gone, and everything else stays at its offset."""
     module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", ["-G"]), "m")
     pruned = prune.pruned(module, ["one"])
     sections = {item.name: item for item in module.items if item.kind == "section"}

@@ -188,8 +188,8 @@ def toggle(server: Server, turns: int, kills: bool = False) -> dict:
 
 
 def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
-    """Return the faults in a trace of graphing.STRESS: each recorded replay must count three kernels, with probes, or
-    without and with a reason.
+    """Return the faults in a trace of graphing.STRESS: each recorded replay must count three kernels, either with
+    probes, or without probes and with a reason.
     """
     probed, replays = trace.of("probed"), trace.names["cuGraphLaunch"]
     found = {
@@ -203,8 +203,8 @@ def check_graphs(trace: hooked.Trace, state: dict) -> list[str]:
 
 
 def check(trace: hooked.Trace, state: dict) -> list[str]:
-    """Return the faults in a trace of STRESS: each launch in a period must be counted, with probes, or without and with
-    a reason.
+    """Return the faults in a trace of STRESS: each launch in a period must be counted, either with probes, or without
+    probes and with a reason.
     """
     launches, probed = trace.launches.get("scale", 0), trace.of("probed")
     found = {

@@ -19,7 +19,7 @@ def live(output, *args, options=("--calls", "all"), **more) -> subprocess.Popen:
 
 @pytest.fixture(autouse=True, name="private")
 def private_folder(tmp_path, monkeypatch):
-    """Return the folder for the helper's folders, which must be empty at the end."""
+    """Return the folder in which the helper makes its folders. It must be empty at the end."""
     folder = tmp_path / "private %p"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

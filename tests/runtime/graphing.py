@@ -197,7 +197,8 @@ def compile_scenarios(folder, scenarios, helpers=""):
 
 
 def check_scenario(folder, program, name, launches, reasons, idle=()):
-    """Run it with probes: this many launches must have probes and complete data; the others must have these reasons.
+    """Run a scenario with probes: `launches` launches must have probes and complete data, and the others the given
+    reasons.
 
     `idle` is the number of launches of nodes that didn't run.
     """

@@ -73,8 +73,8 @@ int main(int argc, char **argv) {
 
 
 def kill_one(folder, program, kind, seconds, device="sim", probe="gmem_bytes"):
-    """Kill a run after some seconds; return the time of the kill, the times of launches that had
-    ended, and the trace.
+    """Kill a run after some seconds. Return the time of the kill, the times at which launches had ended, and the
+    trace.
     """
     out, notes = folder / "t.mp", folder / "notes"
     notes.write_bytes(bytes(8 << 17))

@@ -121,7 +121,7 @@ def train(model: nn.Module) -> None:
 
 
 def threads(model: nn.Module) -> None:
-    """Train models in four threads at once, which switch as often as possible."""
+    """Train models in four threads at once. Python switches between them as often as possible."""
     sys.setswitchinterval(1e-6)
     together = threading.Barrier(4)
 
@@ -153,7 +153,7 @@ def decode(model: nn.Module) -> None:
 
 
 def compiled(model: nn.Module) -> None:
-    """Compile the model with and without a break, and a model with a hook, and print Dynamo's counts."""
+    """Compile the model with and without a graph break, and a model with a hook, and print Dynamo's counts."""
     import torch._dynamo
 
     graphs = []

@@ -1,4 +1,4 @@
-"""Print what a PyTorch program computes and sees where it uses modules in unusual ways: the same under '--layers'.
+"""Use PyTorch's modules in unusual ways, and print all results. The output must be the same under '--layers'.
 
 Each scenario is a function; the arguments choose some.
 """
@@ -110,7 +110,7 @@ def transforms() -> None:
 
 
 def scripts() -> None:
-    """Compile with TorchScript what names a range, and trace a model with each tracer."""
+    """Compile code that names a range with TorchScript, and trace a model with each of PyTorch's tracers."""
 
     @torch.jit.script
     def ranged(x):

@@ -113,7 +113,7 @@ def build(folder, source):
 
 @cache
 def kept():
-    """Return the cache of all tests except pipeline tests: each kernel is built once, for all workers and sessions.
+    """Return the cache of all tests except pipeline tests: a kernel is built only once for all workers and sessions.
 
     Each version of our code has its own cache, because tests depend on more code than the cache keys cover.
     """

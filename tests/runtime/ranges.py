@@ -9,7 +9,7 @@ ABI = hooked.ROOT / "runtime" / "abi" / "nvtx.h"
 
 
 def told(trace: Trace) -> list[tuple]:
-    """Return the records in order: type or end, domain, name; an end has its range's name."""
+    """Return the records in order, each as type (or end), domain and name. An end has the name of its range."""
     found, names = [], {}
     for record in trace.records:
         if record["kind"] == "range":

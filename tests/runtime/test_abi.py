@@ -22,7 +22,7 @@ BY_VALUE = {"CUipcMemHandle": 8, "CUipcEventHandle": 8}  # words of structs that
 
 
 def declared() -> dict[str, int]:
-    """Return every function that cuda.h declares in any mode, with the number of words of its arguments on the stack.
+    """Return every function that cuda.h declares in any mode, and how many words of its arguments are on the stack.
 
     STACK_WORDS stands for functions with arguments in vector registers.
     """

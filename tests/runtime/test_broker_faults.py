@@ -71,7 +71,7 @@ def test_without_its_supervisor_it_helps_itself(run):
 
 @pytest.mark.full
 def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
-    """A stopped supervisor gets no more requests. One that merely takes long isn't given up."""
+    """After a supervisor was stopped, it gets no more requests. A slow one still does."""
     process = run.start("", program=asking)
     ask(process, "a")
     (broker,) = run.alive("gpt-broker")

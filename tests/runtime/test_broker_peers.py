@@ -85,7 +85,7 @@ def test_an_architecture_is_one_word(tmp_path, arch):
     assert found == ["(4, 'pipeline_failed: not an architecture')"]
 
 
-def test_what_a_client_may_not_open_is_not_opened_for_it(tmp_path):
+def test_files_closed_to_a_client_are_not_opened_for_it(tmp_path):
     """The image is opened neither by a path in a request, nor from a descriptor that the client can't read."""
     secret = tmp_path / "secret.ptx"
     secret.write_text(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry foo() { ret; }\n")
@@ -183,7 +183,7 @@ def test_a_child_that_sees_another_system_is_refused(tmp_path, enters, who):
 
 @pytest.mark.parametrize("confined", ["prctl(38, 1, 0, 0, 0)"])  # PR_SET_NO_NEW_PRIVS, which Landlock requires
 def test_a_confined_child_passes_no_pipeline(tmp_path, confined):
-    """A confined process may ask for code, as a program that confines itself does."""
+    """A confined process may ask for code, because a program may confine itself."""
     found = say(tmp_path, f"""
         def attack():
             libc.{confined}
@@ -369,7 +369,7 @@ def test_the_folder_goes_with_the_supervisor(tmp_path):
     hooked.wait_until(lambda: not folders(long))
 
 
-def test_what_a_killed_supervisor_left_is_removed(tmp_path):
+def test_folders_of_a_killed_supervisor_are_removed(tmp_path):
     """The next run removes such a folder, but no folder that's in use or belongs to others."""
 
     def start(name: str) -> tuple[subprocess.Popen, Path]:
@@ -509,7 +509,7 @@ def test_the_supervisor_is_the_process_that_clients_look_at(tmp_path):
 
 @pytest.mark.parametrize("ends", ["", "_exit(0)", "OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))"])
 def test_a_child_is_answered_whatever_became_of_the_command(tmp_path, ends):
-    """The child was forked before either process used the driver, and it ends the command at the end."""
+    """The child was forked before either process used the driver. At the end, it kills its parent, the command."""
     body = """
         int main(int argc, char **argv) {
             int parent = getpid(), ends[2];
@@ -585,7 +585,7 @@ def test_ctl_in_a_sandbox_is_told_so(tmp_path):
 
 
 def test_pipelines_serve_after_ctl_has_ended(tmp_path):
-    """A pipeline passed by gpt-hook ctl serves each program of a run, and again after other probes were named."""
+    """A pipeline that gpt-hook ctl named serves the run after ctl has ended. It can be named again later."""
     mark = tmp_path / "runs"
     program = simulated.build(tmp_path / "client", probing.CLIENT + """
         int main(int argc, char **argv) {

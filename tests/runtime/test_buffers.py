@@ -75,7 +75,7 @@ def test_schedules_that_found_a_fault(program):
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_schedules_find_a_fault_that_is_put_back(tmp_path, fault):
-    """If the program or the hook changes, a seed gives another schedule, and a new seed must be found."""
+    """After a change of the program or the hook, a seed gives a different schedule, and a new seed must be found."""
     program = build_with(tmp_path, FAULTS[fault])
     command = [program, str(FAULTS[fault]["seed"]), "1"]
     assert subprocess.run(command, capture_output=True, check=False).returncode, "not with this seed"
@@ -96,7 +96,7 @@ def test_many_random_schedules(program, part):
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(4))
 def test_thread_sanitizer_finds_nothing(tmp_path, part):
-    """The random programs also run with system threads, for the sanitizer. They sleep most of the time."""
+    """The random programs also run with system threads, for the sanitizer. The threads sleep most of the time."""
     program = build(tmp_path, "-fsanitize=thread", "-DREAL_THREADS")
 
     def check(seed):

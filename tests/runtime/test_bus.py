@@ -22,7 +22,7 @@ def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
     assert done.stderr == f"gpt-hook: error: {tmp_path}/t.mp: was truncated; nothing more is recorded\n"
 
 
-def test_what_is_not_recorded_any_more_asks_the_kernel_for_nothing(tmp_path):
+def test_a_stopped_recording_makes_no_system_calls(tmp_path):
     """A seccomp filter kills the program if its signal mask is changed, as every slow path through the hook would
     do.
     """

@@ -73,7 +73,7 @@ def summarize(path):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_ran_is_counted_once(tmp_path, program, scenario):
+def test_work_is_counted_once(tmp_path, program, scenario):
     path, counts, sizes = record(tmp_path, program, scenario)
     assert recompute(hooked.Trace(path)) == (counts, sizes)
     rows, _ = summarize(path)
@@ -197,7 +197,7 @@ def test_an_older_trace_is_read_and_says_what_it_does_not_tell(tmp_path):
     assert "captured calls" not in new.stdout + new.stderr
 
 
-def test_what_is_not_known_of_launches_of_graphs_is_said(tmp_path):
+def test_unknown_work_in_graph_launches_is_reported(tmp_path):
     graph = {"kind": "graph", "exec": 5, "at": 50, "nodes": 3, "functions": [1], "launches": [1]}
     launches = [api(3, "cuGraphLaunch", "graph", "launch"), call(3, 300, object=5, stream=7),
                 call(3, 400, object=6, stream=7)]  # fmt: skip

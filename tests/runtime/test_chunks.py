@@ -243,7 +243,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("name", every(2, LATER))
-def test_what_a_program_does_later_ends_nothing(tmp_path, name):
+def test_later_changes_by_the_program_do_not_end_the_trace(tmp_path, name):
     if name in ("chroot", "setuid") and os.getuid():
         pytest.skip("needs root")
     folder = tmp_path / "folder"
@@ -294,7 +294,7 @@ int main(int argc, char **argv) {
 
 
 def test_runs_at_once_do_not_share_a_file(tmp_path):
-    """The other run may or may not have begun its trace when this one started."""
+    """When one run starts, the other may or may not have begun its trace."""
     program = hooked.compile_c(tmp_path / "client", WAITING)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     path = tmp_path / "t.mp"

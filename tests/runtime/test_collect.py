@@ -100,7 +100,7 @@ def test_an_analysis_reads_large_buffers_from_a_pipe(tmp_path, wide):
 
 @pytest.mark.parametrize("collect", [pytest.param(good, marks=pytest.mark.full), live])
 def test_units_that_saved_nothing_are_left_out(tmp_path, wide, collect):
-    """400 threads of 1,600, of 48,000 and of 480,000 have something to save."""
+    """Grids of 1,600, 48,000 and 480,000 threads have 400 threads that save something."""
     blocks = (10, 300, 3000)
     trace = collect(tmp_path, wide, "-p", probe(ARRAY), arguments=(PTX, *map(str, blocks)))
     check_stores(tmp_path, blocks)

@@ -123,7 +123,7 @@ def test_queries_are_counted_while_it_is_on(tmp_path):
 
 
 @pytest.mark.parametrize("calls", first("none", "cuLaunch*"))
-def test_what_calls_says_holds_while_it_is_on(tmp_path, program, calls):
+def test_calls_filters_while_recording_is_enabled(tmp_path, program, calls):
     server = Server(tmp_path / "t.mp", program, "--disabled", "--calls", calls, **QUICK)
     server.launch(9)
     order(server.pid, "enable")
@@ -370,7 +370,7 @@ def find_name(pid):
 
 @pytest.mark.full
 def test_a_planted_control_socket_is_ignored(tmp_path, program):
-    """A socket with this name that the process didn't make is ignored."""
+    """If another process made the socket with this name, it's ignored."""
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind("\0" + find_name(server.pid)[:-16] + "0123456789abcdef")

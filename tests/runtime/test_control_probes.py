@@ -82,7 +82,7 @@ def test_probes_that_a_run_began_with_wait_for_enable(tmp_path, program):
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("option", ["--benchmark", "--memusage"])
-def test_what_probes_cost_is_measured_while_it_is_on(tmp_path, option, live):
+def test_probe_costs_are_measured_while_enabled(tmp_path, option, live):
     program = probing.build(tmp_path, SERVER.replace("check();", ""))  # --benchmark runs each kernel twice
     options = ["-p", "gmem_bytes", *(["-o", f"|cat >{tmp_path}/t.mp"] if live else [])]
     server = serve(tmp_path, program, "--disabled", option, *options)
@@ -146,7 +146,7 @@ def loaded(pid):
     return len({line.split()[4] for line in lines if "memfd:" in line and " r-xp " in line})
 
 
-def test_what_was_replaced_is_unloaded(tmp_path, program):
+def test_replaced_code_is_unloaded(tmp_path, program):
     """A process whose probes change again and again doesn't grow."""
     server = serve(tmp_path, program, "--disabled")
     server.launch(1)
@@ -164,7 +164,7 @@ def test_what_was_replaced_is_unloaded(tmp_path, program):
     assert len(trace.of("probed")) == len(trace.of("buffer")) == 24
 
 
-def test_what_a_graph_launches_stays_loaded(tmp_path):
+def test_code_in_a_graph_stays_loaded(tmp_path):
     """A graph made before other probes were named runs unchanged until it's destroyed."""
     body = (
         graphing.GRAPHS
@@ -234,15 +234,13 @@ int main(int argc, char **argv) {
 
 
 def test_graphs_that_were_made_before_probes_were_named(tmp_path):
-    """Each replay while recording is on is counted: with probes, or, if they apply to its kernels, without and with a
+    """While recording is on, each replay is counted: with probes or, if probes apply to its kernels, as unprobed with a
     reason.
     """
     server = serve(tmp_path, probing.build(tmp_path, GRAPH_SERVER), "--disabled")
 
     def counts(written=0):
-        """Return launches with and without probes. The former count only when their data has been written; wait for
-        that.
-        """
+        """Wait until all data has been written, and return the number of launches with and without probes."""
         hooked.wait_until(lambda: status(server.pid)["with_probes"] >= written)
         state = status(server.pid)
         return state["with_probes"], state["without_probes"]
@@ -364,7 +362,7 @@ def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
 
 
 def test_the_supervisor_is_killed(tmp_path, program):
-    """Probes named after that aren't built; launches are counted with the reason."""
+    """Probes that are named later aren't built, and launches are counted with the reason."""
     server = serve(tmp_path, program, "--disabled")
     order(server.pid, "enable")
     server.launch(1)

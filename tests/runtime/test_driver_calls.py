@@ -1,4 +1,4 @@
-"""A launch with probes makes no driver call but itself, and a slab one event and one wait per stream."""
+"""Probes add no driver call to a launch. A slab needs one event, and one wait per stream."""
 
 import os
 import shutil
@@ -74,8 +74,8 @@ def test_a_launch_makes_no_other_call(tmp_path, counting):
 
 @pytest.mark.parametrize("streams", first(4, 1))
 def test_a_slab_takes_one_event_and_one_wait(tmp_path, counting, streams):
-    """There's little memory, so one stream often gets a slab that another one used. A new slab needs one more event,
-    after it was zeroed.
+    """There's little memory, so a stream often gets a slab that another stream used. A new slab needs one more event
+    after it's zeroed.
     """
     counts, size = count_calls(tmp_path, counting, 4000, streams, 4 * SLAB)
     claims = counts["claims"]

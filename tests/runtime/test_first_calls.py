@@ -69,8 +69,8 @@ def built(tmp_path_factory):
 
 
 def told(text, mode):
-    """Return the parts of the output that must be equal: a kernel that runs twice, as with --benchmark, leaves other
-    numbers.
+    """Return the parts of the output that must be equal. Others may differ if kernels run twice, as with
+    --benchmark.
     """
     return [line for line in text.splitlines() if mode != "benchmark" or line.startswith("cu")]
 

@@ -91,7 +91,7 @@ def files_of(folder):
 
 
 def find_circles(found):
-    """Return the cycles among files that each define some symbols and use others."""
+    """Return the cycles among files, given the symbols that each defines and uses."""
     home = {symbol: name for name, (defined, _) in found.items() for symbol in defined}
     return circles({name: {home[s] for s in used & home.keys()} - {name} for name, (_, used) in found.items()})
 

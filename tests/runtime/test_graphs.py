@@ -62,7 +62,7 @@ def test_graphs_that_are_updated_destroyed_and_conditional(tmp_path):
 
 
 def test_nodes_of_a_graph_that_can_be_launched(tmp_path):
-    """Each node in turn gets another kernel, and is disabled and enabled; an update works on the current state."""
+    """Each node in turn gets another kernel, and is disabled and enabled. Updates apply to the current state."""
     main = r"""
 int main(void) {
     begin();

@@ -93,7 +93,7 @@ def test_check_says_what_is_here():
 
 
 @pytest.mark.parametrize("word", ["check", "functions"])
-def test_what_cannot_be_written_is_reported(word):
+def test_failing_writes_are_reported(word):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(hooked.command(word), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Counts of launches are exact, whatever launches the kernel, and whether or not calls are recorded."""
+"""Counts of launches are exact, however a kernel is launched, and whether or not calls are recorded."""
 
 from collections import Counter
 

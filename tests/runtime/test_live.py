@@ -151,7 +151,7 @@ def test_a_fifo_of_another_user_gets_nothing(is_read, tmp_path):
 @pytest.mark.parametrize("options", [[], ["-f"]])
 @pytest.mark.parametrize("target", ["/proc/self/fd/1", "/dev/null", "folder"])
 def test_a_link_to_a_device_or_folder_is_not_replaced(tmp_path, target, options):
-    """With -f and standard output to a file, gpt-hook once removed the machine's /dev/stdout, which is a link."""
+    """/dev/stdout is a link. With -f and standard output to a file, gpt-hook once removed it from the machine."""
     (tmp_path / "folder").mkdir()
     link = tmp_path / "stdout"
     link.symlink_to(target)
@@ -336,7 +336,7 @@ def test_a_slow_reader_does_not_stop_the_program(tmp_path):
     assert launches(read(process.stdout.read())) == {"foo": 100000}
 
 
-def test_what_was_read_leaves_the_disk(tmp_path, private):
+def test_records_that_were_read_leave_the_disk(tmp_path, private):
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"600000\n"), process.stdin.flush()
@@ -534,7 +534,9 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
 
 
 def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_the_streams(tmp_path):
-    """If TMPDIR has no sticky bit, anybody can put a folder there: root once made files wherever a link led."""
+    """If TMPDIR has no sticky bit, anybody can put a folder or a link in place of ours. Root once created files
+    wherever such a link led.
+    """
     program = hooked.compile_c(tmp_path / "client", LOOP)
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)

@@ -30,7 +30,9 @@ def folder(tmp_path_factory):
 
 
 def said(tmp_path, *command, output=None, **more):
-    """Return a run's status and gpt-hook's lines, without the names of gpt-hook and the trace. No note file is left."""
+    """Return a run's status and gpt-hook's lines, without the names of gpt-hook and the trace. Check that no note file
+    is left.
+    """
     notes = tmp_path / "notes"
     notes.mkdir(exist_ok=True)
     words = ("run", "-fo", output or tmp_path / "t.mp", "--device", "sim", "--", *command)

@@ -54,7 +54,7 @@ def test_digest(tmp_path, size):
     "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
 )
 def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
-    """The driver may never read the claimed bytes; the hook doesn't read past the existing ones, either."""
+    """The driver may never read the claimed bytes. The hook doesn't read past the existing ones."""
     source = f"""
     #include <elf.h>
     int main(void) {{
@@ -360,7 +360,7 @@ def test_images_in_files_have_digests_while_they_are_small(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["link", "of another user", "others write", "fifo"])
-def test_what_somebody_else_put_in_place_of_a_saved_image_is_replaced(tmp_path, shape):
+def test_a_saved_image_that_another_user_replaced_is_written_again(tmp_path, shape):
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     text = PTX + b"\n" * (99999 - len(PTX))

@@ -18,7 +18,7 @@ MS = (1, 3, 2, 6)  # how long the kernels take that it captures
 
 
 def recorded(folder, scenario: str, share: str = "1/3") -> tuple[hooked.Trace, str]:
-    """Run a scenario without and with the option, and return the trace of the latter and its output."""
+    """Run a scenario without and with the option. Return the trace and the output of the run with it."""
     program = hooked.compile_c(folder / "client", PROGRAM, f"-I{hooked.ROOT}/runtime")
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
     plain = hooked.run(folder / "plain.mp", program, scenario, env=env)
@@ -88,7 +88,7 @@ def test_updates_reach_the_copy(tmp_path):
 
 @pytest.mark.parametrize("share", ["1", "1/3"])
 def test_replays_in_several_streams_run_one_after_another(tmp_path, share):
-    """Each adds to counters with atomics, and then copies them: the copy has all of it."""
+    """Each replay adds to counters with atomics, and then copies them. The copy has the complete sums."""
     trace, _ = recorded(tmp_path, "streams", share)
     calls = replays(trace)
     first = [calls.index(one["start"]) for one in trace.of("node_times")]

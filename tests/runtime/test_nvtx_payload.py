@@ -120,7 +120,7 @@ UNKNOWN = {
 
 
 def test_messages_of_schemas(tmp_path):
-    """The message is in a payload of the extension, or in the payload of an event without a message."""
+    """The message is either in a payload of the extension, or in the payload of an event that has no message itself."""
     more = (
         BEGUN
         + r"""
@@ -176,7 +176,7 @@ def test_ids_of_schemas(tmp_path):
 
 
 def test_tables_that_are_not_known_stay_as_they_are(tmp_path):
-    """The last page that a table may touch is followed by an inaccessible one."""
+    """The page after a table's last page is inaccessible."""
     more = r"""
     nvtxExtModuleInfo_t wild[] = {
         {2, sizeof(module), 2, 0x0104, 1, &segment, 0, 0}, {3, 32, 2, 0x0104, 1, &segment, 0, 0},

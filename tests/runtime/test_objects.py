@@ -288,7 +288,7 @@ def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
 
 
 @pytest.mark.full
-def test_what_is_gone_takes_no_memory(tmp_path, driver):
+def test_destroyed_objects_take_no_memory(tmp_path, driver):
     """The trace itself grows and stays mapped, so only private memory is measured."""
     source = r"""
     static long private(void) {
@@ -342,8 +342,8 @@ def test_many_functions_are_counted_to_the_last(tmp_path, driver):
 
 
 def test_objects_alone(tmp_path):
-    """Queries that probing makes are tested without a driver: images, attributes, parameters,
-    variables, generations.
+    """Probing's questions about objects are answered without a driver: images, attributes, parameters, variables,
+    generations.
     """
     source = hooked.ROOT / "runtime" / "hook"
     test = hooked.ROOT / "tests" / "runtime" / "objects_alone.c"

@@ -144,7 +144,7 @@ def test_nodes_that_are_disabled_or_without_a_range(tmp_path):
 
 
 def test_a_memset_of_nothing_adds_no_node(tmp_path):
-    """The driver names the last node of the stream, which is an earlier one."""
+    """The driver says that the stream's last node is an earlier one."""
     more = """
     void *graph;
     uint64_t memory;

@@ -83,7 +83,7 @@ def counting(folder):
     return f"'{stage}' | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch $GPT_ARCH", log
 
 
-def test_what_was_made_once_is_kept(tmp_path, launches):
+def test_woven_code_is_cached(tmp_path, launches):
     pipeline, log = counting(tmp_path)
     for _ in range(2):
         check_bytes(good(tmp_path, launches, "--jit", pipeline, arguments=(PTX, "3")), 3)
@@ -165,7 +165,7 @@ def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
 
 @in_both_forms
 @pytest.mark.full
-def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
+def test_launches_without_a_free_buffer_are_counted_or_wait(tmp_path):
     """Buffers have 720 KB, and there's space for two of them."""
     source = (
         CLIENT
@@ -196,7 +196,9 @@ def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
 
 @in_both_forms
 def test_streams_of_one_hash_are_known(tmp_path):
-    """Two streams once displaced each other when each had a single place, given by the upper 12 bits of this hash."""
+    """In the past, the upper 12 bits of this hash gave each stream its only place in a table, so two streams could
+    displace each other.
+    """
     source = (
         CLIENT
         + r"""
@@ -245,7 +247,9 @@ def test_the_end_of_a_context_leaves_streams_of_others_known(tmp_path):
 
 @pytest.mark.full
 def test_threads_wait_for_each_others_launches(tmp_path):
-    """There are four buffers for twelve streams. While all are in flight, none is free, but one soon will be."""
+    """There are four buffers for twelve streams. While all are in flight, a thread waits for the next one to become
+    free.
+    """
     source = (
         CLIENT
         + r"""
@@ -386,7 +390,7 @@ def test_threads_and_streams(tmp_path):
 @pytest.mark.parametrize(
     "end", first("_exit(0)", "quick_exit(0)", "exit(0)", "D(cuDevicePrimaryCtxReset_v2)(0), _exit(0)")
 )
-def test_what_is_on_its_way_is_awaited_at_the_end(tmp_path, end):
+def test_pending_buffers_are_awaited_at_the_end(tmp_path, end):
     source = CLIENT + f"int main(int argc, char **argv) {{ setup(argv[1]); run(); run(); {end}; }}"
     check_bytes(good(tmp_path, build(tmp_path, source), "-p", "gmem_bytes"), 2)
 
@@ -463,7 +467,7 @@ def test_a_pipeline_that_is_late_is_used_later(tmp_path):
         *((("-p", "gmem_bytes", "--max-memory", size), 2, "not a size") for size in ("0", "0x100000", "9999999999G")),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, launches, options, status, said):
+def test_invalid_options_are_refused(tmp_path, launches, options, status, said):
     done, trace = probed(tmp_path, launches, *options, arguments=(PTX, "1"))
     assert done.returncode == status and said in done.stderr and trace is None
     assert done.stderr.count("\n") == 1

@@ -54,7 +54,7 @@ def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
 
 
 @pytest.mark.parametrize("pipeline", [f"[ -p /dev/stderr ] && {{ yes >&2 & {PIPELINE}; }}", f"set -e; {PIPELINE}"])
-def test_what_a_pipeline_may_do(tmp_path, once, pipeline):
+def test_unusual_pipelines_work(tmp_path, once, pipeline):
     """Standard error is a pipe: output there takes no memory."""
     check_bytes(good(tmp_path, once, "--jit", pipeline), 1)
 
@@ -77,7 +77,9 @@ def test_a_file_that_a_pipeline_names_has_changed(tmp_path, once, how, monkeypat
 
 
 def test_a_fault_of_the_moment_is_not_kept(tmp_path, once):
-    """If a compiler is killed, as when memory runs out, that says nothing about the kernel."""
+    """A compiler that's killed, for example because memory ran out, says nothing about the kernel, so the failure isn't
+    cached.
+    """
     flag, compiler = tmp_path / "flag", tmp_path / "cc"
     real = os.environ.get("CC", "cc")
     compiler.write_text(f'#!/bin/sh\n[ -e {flag} ] && case "$*" in *-o*) kill -9 $$ ;; esac\nexec {real} "$@"\n')
@@ -179,7 +181,9 @@ def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
 
 
 def test_nothing_is_kept_where_another_user_could_lead_us(tmp_path, once, monkeypatch):
-    """Others could put a link in place of a folder in theirs, and root would write wherever it leads."""
+    """In a folder of theirs, other users could replace a subfolder by a link, and root would write to wherever it
+    leads.
+    """
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "precious")
@@ -238,7 +242,7 @@ def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
 
 
 def test_a_folder_or_pipe_as_probe_file(tmp_path, once, monkeypatch):
-    """A folder has the name of a built-in probe; and a FIFO, such as a shell's <(COMMAND), can be read only once."""
+    """A folder may have the name of a built-in probe. A FIFO, such as a shell's <(COMMAND), can be read only once."""
     monkeypatch.chdir(tmp_path)
     Path("gmem_bytes").mkdir()
     check_bytes(good(tmp_path, once, "-p", "gmem_bytes"), 1)

@@ -58,7 +58,7 @@ def lost(trace):
 
 
 def test_a_kernel_in_two_contexts(tmp_path):
-    """In the other context it's launched once without probes; each context has its own variables."""
+    """In the other context, the kernel is launched once without probes. Each context has its own variables."""
     body = r"""
         void *first, *second;
         OK(D(cuCtxGetCurrent)(&first));

@@ -81,7 +81,7 @@ def test_ends_that_are_seen(tmp_path, program, how, status):
     ("how", "number"), [("abort", signal.SIGABRT), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL), ("exec", 0)]
 )
 def test_ends_that_are_not(tmp_path, program, how, number):
-    """The trace counts all launches, and the answer says whose buffers were never written."""
+    """The trace counts all launches, and the analysis says how many buffers were never written."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert done.returncode == -number
     assert seconds < 20

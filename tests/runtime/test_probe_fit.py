@@ -174,7 +174,7 @@ def test_nothing_that_fits_less_comes_in_between(tmp_path):
     assert set(unprobed(trace)) <= {"it was not looked up by name, or is still being compiled", ASKED}
 
 
-def test_what_is_asked_of_a_function_is_the_programs(tmp_path):
+def test_function_queries_return_the_programs_values(tmp_path):
     body = r"""
         int value;
         const char *name;

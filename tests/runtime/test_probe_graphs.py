@@ -368,7 +368,7 @@ def test_each_node_of_each_replay_is_named(tmp_path, graphs):
         (("--max-memory", "100K"), 2, "the buffers of its graph are larger than half of --max-memory"),
     ],
 )
-def test_what_is_left_out_is_counted(tmp_path, graphs, options, launches, reason):
+def test_skipped_launches_are_counted(tmp_path, graphs, options, launches, reason):
     trace = good(tmp_path, graphs, "-p", by_warp(), *options, arguments=(PTX, "capture"))
     check_bytes(trace, launches)
     assert unprobed(trace) == {reason: 14 - launches}
@@ -395,7 +395,7 @@ int main(int argc, char **argv) {
 
 
 @in_both_forms
-def test_what_does_not_fit_is_counted_or_waited_for(tmp_path):
+def test_replays_without_a_free_buffer_are_counted_or_wait(tmp_path):
     program = build(tmp_path, REPLAYS)
     options = ("-p", by_warp(), "--max-memory", "136K")  # a set, and space for four replays
     some = good(tmp_path, program, *options, arguments=(PTX, "2", "100"))
@@ -465,7 +465,7 @@ def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
 
 
 @in_both_forms
-def test_what_a_graph_wrote_comes_while_the_program_runs_on(tmp_path, monkeypatch):
+def test_buffers_of_a_graph_arrive_while_the_program_runs(tmp_path, monkeypatch):
     """The program doesn't wait for the device after its only replay, and launches nothing else."""
     source = (
         GRAPHS
@@ -549,7 +549,7 @@ def test_replays_in_a_stream_that_was_forgotten_are_counted(tmp_path):
 
 
 @in_both_forms
-def test_what_waits_for_buffers_does_not_wait_for_those_of_later_replays(tmp_path, monkeypatch):
+def test_waiting_for_buffers_does_not_include_later_replays(tmp_path, monkeypatch):
     """Other threads continue meanwhile. The program prints how long a failing allocation and the end of a context took,
     in ms.
     """

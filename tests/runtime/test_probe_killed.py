@@ -31,7 +31,7 @@ def endless(tmp_path_factory):
 
 @in_both_forms
 @pytest.mark.parametrize("kind", every(2, KINDS))
-def test_what_had_ended_before_is_in_the_trace(tmp_path, endless, kind):
+def test_launches_that_ended_before_a_kill_are_in_the_trace(tmp_path, endless, kind):
     """A busy machine may stop the writer for some time, so one of three kills may lose more."""
     late = []
     for i in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+import msgpack
 import pytest
 
 from gpt.stream.rooms import HEAD, SECTOR
@@ -41,8 +42,8 @@ int main(int argc, char **argv) {
 
 
 def run_logs(folder, main, rooms, *options):
-    """Return each launch's kept and dropped entries, in order, the trace, and the run's messages. The log has room for
-    this many of the warps' first rooms.
+    """Return each launch's kept and dropped entries, in order, the trace, and the run's messages. The log has space for
+    `rooms` of the warps' first rooms.
     """
     probe = probe_file("seen.toml", FILE.format(budget=HEAD + rooms * ROOM * SECTOR))
     out, program = folder / "t.mp", build(folder, CLIENT + main)
@@ -140,7 +141,9 @@ def test_complete_waits_for_the_count_of_a_launch(tmp_path):
 
 @in_both_forms
 def test_no_launch_waits_for_one_that_runs(tmp_path):
-    """Without --complete a launch that follows at once has its map's log, and its count shows what's missing."""
+    """Without --complete, a launch that follows at once gets a log of the map's own size. Its count shows what's
+    missing.
+    """
     found, trace, said = run_logs(tmp_path, ASYNC, 4)
     assert len(found) == 3 and all(sum(one) == ACCESSES for one in found) and is_partial(found[0])
     assert not unprobed(trace) and LEFT in said
@@ -164,7 +167,7 @@ def test_a_log_stays_within_max_memory(tmp_path, complete):
 
 
 def test_a_full_log_counts_what_it_would_have_needed(tmp_path):
-    """A launch of 64 blocks uses 8 arenas, of which the fullest decides."""
+    """A launch of 64 blocks uses 8 arenas. The fullest one decides how large the log should have been."""
     main = SYNCED.replace("run();", """void *params[] = {&items, &added, &count};
         OK(cuLaunchKernel(function, 64, 1, 1, 7, 1, 1, 0, NULL, params, NULL));
         expect(3);""")  # fmt: skip
@@ -178,3 +181,64 @@ def test_a_graph_keeps_its_logs_until_it_is_made_or_updated(tmp_path):
     found, trace, _ = run_logs(tmp_path, GRAPHED, 4)
     assert all(map(is_partial, found[:2])) and found[2:] == [(ACCESSES, 0)] * 2
     assert not unprobed(trace)
+
+
+@pytest.mark.parametrize(("main", "launches"), first((SYNCED, 3), (GRIDS, 4), (GRAPHED, 4)))
+def test_a_rerun_has_room_for_all_launches(tmp_path, main, launches):
+    """The first run only counts: it writes no buffers. The program's own results are checked in both."""
+    (tmp_path / "counted").mkdir()
+    found, trace, _ = run_logs(tmp_path / "counted", main, 4, "--memusage")
+    assert not found and sum(record["launches"] for record in trace.of("memusage")) == launches
+    found, trace, said = run_logs(tmp_path, main, 4, "--rerun", tmp_path / "counted" / "t.mp")
+    assert found == [(ACCESSES, 0)] * launches
+    assert not unprobed(trace) and LEFT not in said
+
+
+def rerun(trace, *options):
+    """Run `true` as a rerun, and return the result."""
+    line = hooked.command("run", "-fo", trace.parent / "again.mp", "--rerun", trace, *options, "--", "true")
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+
+
+def counts(*records):
+    """Return a trace with these records in a chunk."""
+    data = b"\0\0".join(map(msgpack.packb, records)) + b"\0"
+    return msgpack.packb({"kind": "chunk", "used": len(data), "data": data + b"\xff\xff"})
+
+
+HEADER, NAME = {"kind": "header"}, {"kind": "function", "id": 7, "module": 1, "name": "scale"}
+NEED = {"kind": "memusage", "function": 7, "launches": 1, "bytes": 5000, "most": 5000}
+ABSENT = "has no counts for --rerun: record it with --memusage and the same probes"
+
+
+@pytest.mark.parametrize(
+    ("data", "fact"),
+    [
+        (None, "does not exist"),
+        (b"", ABSENT),
+        (counts(HEADER, NAME), ABSENT),
+        (counts(HEADER, NEED), ABSENT),
+        (counts(HEADER, NAME, HEADER, NEED), ABSENT),  # another process has function 7
+        (counts(HEADER, NAME, NEED | {"most": -1}), ABSENT),
+        (counts(HEADER, NAME | {"name": b"scale"}, NEED), ABSENT),
+        (counts(HEADER, NAME, NEED)[:-60], ABSENT),
+        (counts(HEADER, {"kind": "chunk", "used": 1 << 63, "data": counts(NAME, NEED)}), ABSENT),
+        (counts(HEADER, NEED, NAME), None),
+        (b"\0" + counts(HEADER, NAME) + counts(NEED) + b"\xc1", None),
+    ],
+)
+def test_a_rerun_needs_counts(tmp_path, data, fact):
+    trace = tmp_path / "counted.mp"
+    if data is not None:
+        trace.write_bytes(data)
+    done = rerun(trace, "-p", "dmat")
+    assert done.returncode == (2 if fact else 0)
+    assert (f"gpt-hook: error: {trace}: {fact}\n" if fact else "") == done.stderr
+
+
+def test_options_that_save_nothing_have_no_rerun(tmp_path):
+    (trace := tmp_path / "counted.mp").write_bytes(counts(HEADER, NAME, NEED))
+    for option in "--memusage", "--benchmark":
+        done = rerun(trace, "-p", "dmat", option)
+        assert (done.returncode, "--rerun: cannot be combined with" in done.stderr) == (2, True)
+    assert "probe options without -p or --jit" in rerun(trace).stderr

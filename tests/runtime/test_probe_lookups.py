@@ -228,7 +228,7 @@ def test_a_handler_may_leave_a_look_up(tmp_path):
 
 @pytest.mark.full
 def test_a_burst_waits_together(tmp_path):
-    """Six threads wait for a kernel that never comes; together they wait as long as one would."""
+    """Six threads wait for a kernel that's never ready. Together they wait no longer than one would."""
     program = build(tmp_path, "#include <time.h>\n" + THREADS)
     done, trace = probed(tmp_path, program, "--wait", "1.5", "--jit", "exec sleep 1000")
     assert done.returncode == 0
@@ -300,9 +300,9 @@ int main(int argc, char **argv) {
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["data", "file", "several"])
-def test_what_was_linked(tmp_path, way, monkeypatch):
-    """The linked module's PTX: the one module's own text, or, if several were linked, what the simulated driver made of
-    them.
+def test_a_linked_module_is_woven_from_its_ptx(tmp_path, way, monkeypatch):
+    """If one module was linked, the pipeline gets its own text. If several were, it gets the text into which the
+    simulated driver linked them.
     """
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "kept"))
     more = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry more() { ret; }\n"
@@ -313,7 +313,9 @@ def test_what_was_linked(tmp_path, way, monkeypatch):
 
 @pytest.mark.full
 def test_the_end_says_what_was_covered(tmp_path):
-    """The output includes launches and time of the simulated GPU, the reason, and a remedy."""
+    """The last lines have the share of probed launches, their share of the simulated GPU's time, the reason for the
+    others, and a remedy.
+    """
     source = CLIENT + (
         "int main(int argc, char **argv) { setup(argv[1]); void *params[] = {&items, &added, &count};"
         " run(), run();"

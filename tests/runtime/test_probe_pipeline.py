@@ -166,7 +166,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
 
 
 @pytest.mark.full
-def test_what_a_probe_says_is_read_once(tmp_path):
+def test_probe_files_are_read_once(tmp_path):
     """Cached probes are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)
@@ -209,7 +209,9 @@ def test_the_launcher_knows_the_proven_architectures():
 
 @pytest.mark.full
 def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
-    """The pipeline is asked about the first kernel, once for all processes: then the cache has the answer."""
+    """The pipeline is asked only about the first kernel, once for all processes. After that, the answer is in the
+    cache.
+    """
     options = line(tmp_path, f"gpt-extract --ptx | {WEAVE}")
     for asked in (1, 0):
         trace, found = run(tmp_path, program, cubin, options=options)
@@ -242,7 +244,7 @@ def test_a_closed_library_is_never_handed_over(tmp_path, program):
     assert (probed(trace), asked) == (["gmem_bytes"] * 2, 2)
 
 
-def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
+def test_stages_pass_records_they_do_not_know(tmp_path, program, cubin):
     """Without a stage for machine code, its bytes come back, which the hook ignores."""
     stages = f"gpt-extract --ptx --payload | {WEAVE}"
     trace, _ = run(tmp_path, program, cubin, options=line(tmp_path, stages))
@@ -251,7 +253,7 @@ def test_what_stages_do_not_know_they_pass(tmp_path, program, cubin):
 
 @pytest.mark.full
 def test_odd_images(tmp_path, program, cubin):
-    """The driver loads these images although they're damaged, or contain other things, too."""
+    """The driver loads these images although they're damaged or contain additional data."""
     good = pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes()), Payload("ltoir", "sm_90", b"LTO" * 99)], "none")
     torn = bytearray(pack_fatbin([Payload("cubin", "sm_90", cubin.read_bytes())] * 2, "none"))
     torn[-len(cubin.read_bytes()) - 60] = 1  # the second image's header claims to be 1 byte long

@@ -91,7 +91,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("period", first(4, 1))
 def test_bins_are_emptied_before_they_overflow(tmp_path, program, period):
-    """Every lane empties the bins after each of its counts, or after every fourth."""
+    """Lanes empty the bins after each count, or after every fourth."""
     (tmp_path / "soon.py").write_text(SOON)
     line = f"gpt-extract --ptx --payload | {sys.executable} soon.py -p h.toml {period} | gpt-asm --arch $GPT_ARCH"
     rooms, found = run(tmp_path, program, "default", ends.PTX.read_text(), ("--jit", line))

@@ -160,7 +160,7 @@ def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
 
 
 def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
-    """The file belongs to no run, or to a run whose trace was moved, so it isn't touched."""
+    """The file belongs to another program, or to a run whose trace was moved, so it must not be touched."""
     beside = tmp_path / "t.mp.buffers"
     beside.write_text("mine")
     trace = run_main(tmp_path, "large(); check();", before=LARGE)

@@ -1,6 +1,7 @@
 """gpt-hook -p: a signal handler that launches, or exits, at any moment of another launch.
 
-The simulated device doesn't allow that, so the handler only does it if the signal interrupted code of the hook.
+The simulated device doesn't allow launches from a handler that interrupted its own code, so the handler only acts if
+the signal interrupted code of the hook.
 """
 
 import pytest

@@ -70,7 +70,7 @@ def analyzed(name, path):
 
 
 @in_both_forms
-def test_what_a_launch_took(tmp_path, program, ptx):
+def test_times_of_a_probed_launch_are_recorded(tmp_path, program, ptx):
     trace = good(tmp_path, program, "-p", "gmem_bytes", "--gpu-time", arguments=(ptx,))
     check_bytes(trace, 4)
     assert sorted(r["launch"] for r in trace.of("times")) == sorted(r["id"] for r in trace.of("probed"))

@@ -162,7 +162,7 @@ for flag in (0, 1):
 
 @pytest.mark.full
 def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
-    """The buffer isn't cleared between the launches, so a unit with one writer mustn't be overwritten."""
+    """The buffer isn't cleared between the launches, so the value of a unit with one writer mustn't be overwritten."""
     probe = write_probe(LEVELS)
     sim = hooked.runtime() / "sim"
     env = os.environ | {"GPT_SIM_RUN": "all", "LD_LIBRARY_PATH": str(sim), "XDG_CACHE_HOME": probing.kept()}

@@ -92,8 +92,8 @@ int main(void) {
 """
 
 
-def test_what_the_driver_refuses_a_forked_child(tmp_path):
-    """If its parent has initialized the driver, a child can't use it, but has a trace of its attempts."""
+def test_calls_refused_in_a_forked_child_are_recorded(tmp_path):
+    """A forked child can't use a driver that its parent has initialized. Its trace contains the attempts."""
     trace = hooked.traced(tmp_path, REFUSED)
     assert trace.launches == {"foo": 2} and len(trace.of("child")) == 2
     for child in trace.of("child"):

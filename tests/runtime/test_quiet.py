@@ -89,7 +89,7 @@ def test_disabled(tmp_path, program):
 
 
 @pytest.mark.parametrize("options", [("--disabled", "-p", "gmem_bytes"), ("--control", "--calls", "none")])
-def test_what_may_be_probed_later(tmp_path, program, options):
+def test_launches_are_counted_unless_disabled(tmp_path, program, options):
     server = Server(tmp_path / "t.mp", program, *options, device="real")
     server.launch(1)
     trace = server.end()

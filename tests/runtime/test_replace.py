@@ -98,7 +98,9 @@ def layout(built, tmp_path):
 
 
 def program(path):
-    """Build a program that loads its arguments: `new:NAME` into a new namespace. With CLOSE set, it closes each."""
+    """Build a program that loads the libraries in its arguments, `new:NAME` into a new namespace. With CLOSE set, it
+    closes each again.
+    """
     text = LOAD.replace("getenv_close()", 'getenv("CLOSE")').replace(
         "#include <stdio.h>", "#include <stdio.h>\n#include <stdlib.h>"
     )

@@ -123,8 +123,8 @@ def test_quiet_streams_and_outer_hooks(tmp_path, loop):
 
 
 def test_children_that_a_forged_trace_names(tmp_path, loop):
-    """Only files next to the trace are read, each once: if each named itself twice, the number would double at each
-    step.
+    """Only files next to the trace are read, and each only once. Otherwise, files that name each other twice would
+    double the count at each step.
     """
     for folder in (tmp_path, tmp_path / "other"):
         folder.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def test_children_that_a_forged_trace_names(tmp_path, loop):
 
 
 def test_program_is_unaffected_if_its_report_cannot_be_written(tmp_path, loop):
-    """The report can't be written, because a pipe has no reader or a file may not grow; the program isn't affected."""
+    """A report can't be written if a pipe has no reader or a file may not grow. The program isn't affected."""
     line = hooked.command("run", "-fo", tmp_path / "t.mp", "--device", "sim", "--", loop, "9", quiet=False)
     ours, theirs = os.pipe()
     os.close(ours)

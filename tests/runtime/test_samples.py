@@ -78,7 +78,7 @@ def test_python_frames_have_the_right_lines(tmp_path, python):
 
 
 def test_a_running_thread_has_no_impossible_stack(tmp_path):
-    """Frames begin and end all the time. The program must be able to have each stack that is found."""
+    """Functions are called and return all the time. Each recorded stack must be possible in this program."""
     source = """
 def f(n): return g(n) + h(n)
 def g(n): return h(n + 1)
@@ -138,7 +138,7 @@ os.waitpid(pid, 0)
 
 
 def test_without_the_calls_that_a_filter_forbids(tmp_path):
-    """A seccomp filter refuses process_vm_readv and perf_event_open: frames are read through a pipe."""
+    """A seccomp filter forbids process_vm_readv and perf_event_open, so frames are read through a pipe."""
     source = f"""
 libc = ctypes.CDLL(None, use_errno=True)
 def refuse(*numbers):
@@ -229,7 +229,7 @@ int main(void) {
 
 
 def test_a_native_program_is_not_interrupted(tmp_path):
-    """No call ends early, although it's sampled a thousand times a second, and samples say what it did."""
+    """The program is sampled a thousand times a second, but none of its calls ends early. Samples say what it did."""
     program = compile_c(tmp_path / "native", NATIVE)
     done = run(tmp_path / "t.mp", program, options=("--sample-host", "1000"))
     assert (done.returncode, done.stdout) == (0, "0 interrupted\n"), done.stderr

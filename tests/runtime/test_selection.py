@@ -119,7 +119,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
         (("-k", "foo"), "", ["0 launches with probes, 0 without: no launch was recorded"]),
     ],
 )
-def test_what_was_looked_up_instead(tmp_path, program, options, kernels, lines):
+def test_unmatched_selections_name_the_kernels_looked_up(tmp_path, program, options, kernels, lines):
     assert said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=options) == lines
 
 
@@ -147,7 +147,7 @@ def test_a_long_name_is_matched_whole(tmp_path, program):
 
 @pytest.mark.parametrize("kernels", first("foo -bar exec foo", "foo foo exec"))
 def test_another_program_takes_the_place(tmp_path, program, kernels):
-    """Names that are only counted until the end are written before it."""
+    """Kernel names that would only be written at the end are written before the exec."""
     count = kernels.split("exec")[0].count("foo")
     lines = said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=("--launch-skip", "7"))
     assert lines[0] == f"0 launches with probes, {count} without: {LEFT_OUT} ({count})"

@@ -1,4 +1,4 @@
-"""Make wrong calls, and some that are almost right: the status codes match an H200's (driver 580.159)."""
+"""Calls that are wrong or almost wrong return the same status codes as an H200 (driver 580.159)."""
 
 import pytest
 

@@ -99,7 +99,7 @@ def test_cubins_are_refused(sim_play, tmp_path):
     )
 
 
-def test_what_an_image_lacks_is_said(sim_play, tmp_path):
+def test_missing_code_in_an_image_is_reported(sim_play, tmp_path):
     """The fatbins have CUDA's format: an element has a kind, version, sizes and an architecture."""
     script = """
     import struct

@@ -13,16 +13,18 @@ def test_each_launch_allocates(play):
     play(PROGRAMS / "each_launch_allocates.c")
 
 
-def test_what_is_captured(play):
-    play(PROGRAMS / "what_is_captured.c")
+def test_captured_allocations(play):
+    play(PROGRAMS / "captured_allocations.c")
 
 
-def test_what_may_not_be_done_with_such_a_graph(play):
-    play(PROGRAMS / "what_may_not_be_done_with_such_a_graph.c")
+def test_operations_refused_for_graphs_that_allocate(play):
+    play(PROGRAMS / "operations_refused_for_graphs_that_allocate.c")
 
 
 def test_answers_depend_on_the_order_of_calls(play):
-    """Execution order doesn't matter: work may use memory that a later call frees, not what an earlier one freed."""
+    """The order of calls matters, not the order of execution: work may use memory that a later call frees, but no
+    memory that an earlier call freed.
+    """
     play(PROGRAMS / "answers_depend_on_the_order_of_calls.c", GPT_SIM_MEMORY=str(1 << 30))
 
 

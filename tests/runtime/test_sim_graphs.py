@@ -118,14 +118,14 @@ def test_a_graph_runs_once_at_a_time(play):
     play(GRAPHS + source)
 
 
-def test_what_an_active_and_an_invalid_capture_refuse(play):
+def test_calls_refused_during_an_active_or_invalid_capture(play):
     """The results are an H200's (driver 580)."""
-    play(PROGRAMS / "what_an_active_and_an_invalid_capture_refuse.c")
+    play(PROGRAMS / "calls_refused_during_an_active_or_invalid_capture.c")
 
 
-def test_what_waits_for_a_captured_stream(play):
+def test_calls_that_wait_for_a_captured_stream(play):
     """The results are an H200's (driver 580)."""
-    play(PROGRAMS / "what_waits_for_a_captured_stream.c")
+    play(PROGRAMS / "calls_that_wait_for_a_captured_stream.c")
 
 
 def test_a_stream_that_goes_while_it_is_captured(play):

@@ -100,7 +100,7 @@ def play(code):
 
 @pytest.mark.full
 def test_many_live_at_once(play):
-    """There are a million allocations. If each call examined all of them, this wouldn't end."""
+    """With a million allocations, the test would never end if each call examined all of them."""
     script = """
     ok(cu.cuCtxSetLimit(2, c_size_t(1 << 24)))
     ok(run("hold", 1000, 10, 100))
@@ -141,7 +141,7 @@ def test_the_limit_counts_what_is_there(play):
         (100, [], ("drop", 1), "which malloc did not return, or which was freed"),
     ],
 )
-def test_what_goes_wrong_with_it_is_found(play, size, before, last, end):
+def test_heap_errors_are_found(play, size, before, last, end):
     """Each error has its own process, because a fault is the last thing that the device does for a process."""
     calls = "\n".join(f"ok(run{call})" for call in (("keep", size), *before))
     done = play(f"{calls}\nassert run{last} == 700\n")

@@ -55,7 +55,7 @@ def check(text, status, log, *ways):
 
 @pytest.fixture(params=["module", full("library, file, link")])
 def check(request, sim_play, tmp_path):
-    """Load a text in some ways; the status and the error log must be these."""
+    """Load a text in several ways, and check the status and the error log."""
 
     def run(text, status, log, **env):
         script = f"{LOADS}\ncheck({text.encode()!r} + bytes(1), {status}, {log!r}, {request.param})"
@@ -134,11 +134,11 @@ def test_a_head_that_no_driver_takes(check, head, fault):
         ('.pragma "unknown";', "line 4: pragma 'unknown' of a module, which has only 'nounroll'"),
     ],
 )
-def test_what_no_kernel_needs_is_checked(check, unneeded, fault):
+def test_unused_functions_are_checked(check, unneeded, fault):
     check(f"{HEAD.format('7.0', 'sm_70')}{unneeded}\n{GOOD}", 218, f"kernel 'good': {fault}")
 
 
-def test_what_was_loaded_needs_no_stage_again(sim_play, tmp_path):
+def test_loaded_code_is_cached(sim_play, tmp_path):
     head = HEAD.format("7.0", "sm_70")
     (tmp_path / "one.ptx").write_text(head + GOOD + "\0")
     (tmp_path / "two.ptx").write_text(head + GOOD + GOOD.replace("good", "other") + "\0")

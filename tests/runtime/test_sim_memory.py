@@ -52,5 +52,5 @@ def test_values_that_streams_write_and_wait_for(play):
     play(source)
 
 
-def test_what_graphs_keep_and_allocate(play):
-    play(PROGRAMS / "what_graphs_keep_and_allocate.c", GPT_SIM_RUN="none")
+def test_memory_of_graphs(play):
+    play(PROGRAMS / "memory_of_graphs.c", GPT_SIM_RUN="none")

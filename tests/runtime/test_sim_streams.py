@@ -12,8 +12,8 @@ def test_streams_wait_for_each_other(play):
     play(PROGRAMS / "streams_wait_for_each_other.c")
 
 
-def test_what_is_destroyed_while_it_has_work(play):
-    play(PROGRAMS / "what_is_destroyed_while_it_has_work.c")
+def test_objects_destroyed_while_they_have_work(play):
+    play(PROGRAMS / "objects_destroyed_while_they_have_work.c")
 
 
 def test_a_child_forked_amid_work_is_refused_and_ends(play):

@@ -106,7 +106,7 @@ assert not cu.cuMemsetD8_v2(memory, 0, ctypes.c_size_t(64))
 
 @pytest.mark.parametrize("python", list(find_pythons()), ids=lambda path: Path(path).name)
 def test_python_lines_that_allocate(tmp_path, python):
-    """CPython from 3.11 to 3.14. An older one says so, and has native stacks alone."""
+    """CPython 3.11 to 3.14 is supported. With an older version, a message says so, and stacks are native only."""
     if not shutil.which(python):
         pytest.skip(f"no {Path(python).name}")
     (tmp_path / "app.py").write_text(PYTHON)

@@ -68,7 +68,7 @@ def test_the_simulated_device_refuses_or_is_right(program, starving):
 
 
 def shape(path):
-    """Count the contents of a trace, without data that depends on time."""
+    """Count the records of a trace, except kinds that depend on time."""
     found = {}
     with open(path, "rb") as file, suppress(MalformedError):  # the trace may end early, even before its header
         for record in wire.read_records(file, "trace"):

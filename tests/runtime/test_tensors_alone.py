@@ -72,7 +72,7 @@ def test_only_if_asked_for(tmp_path):
     assert done.returncode == 1 and "No module named 'gpt'" in done.stderr
 
 
-def test_what_was_on_the_path_stays(tmp_path):
+def test_existing_sitecustomize_still_runs(tmp_path):
     """A program can have only one sitecustomize; the existing one still runs."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("import sys; sys.mine = True")

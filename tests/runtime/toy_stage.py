@@ -28,7 +28,7 @@ class Toy:
         self.count = self.module = 0
 
     def handle(self, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the records in place of an element; other records pass."""
+        """Yield the records that replace an element. Other records are unchanged."""
         if record["kind"] == "module":
             self.module = record["id"]
         if record["kind"] != "element" or "data" not in record:

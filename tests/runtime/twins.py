@@ -84,7 +84,7 @@ class Folder:
         self.launcher = make_launcher(path / "launcher")
 
     def replace(self, word: str | Path) -> str | Path:
-        """Return the cubin for a file of PTX, and other words unchanged."""
+        """If a word of a command line names a file of PTX, return the file of its cubin, else the word itself."""
         return assemble(self.path, word) if isinstance(word, Path) and word.suffix == ".ptx" else word
 
 

@@ -208,8 +208,8 @@ def _names_what_is_not_there(one: Mutation) -> bool:
 
 
 def _takes_another_free_register(one: Mutation) -> bool:
-    """Return whether the other register belongs to the probe, or is dead and not in flight wherever the trampoline
-    runs.
+    """Return whether the register used instead belongs to the probe, or is dead and not in flight wherever the
+    trampoline runs.
     """
     if one.registers is None or one.at is None:
         return False
@@ -274,7 +274,7 @@ def _loads_the_same(one: Mutation) -> bool:
 
 
 def _loaded(code: Code, trampoline: Trampoline, stack: int) -> list[object] | None:
-    """Return what each LDL loads: where it was written, and in which register; None if a slot isn't the probe's.
+    """For each LDL, return where its slot was written and from which register, or None if the slot isn't the probe's.
 
     The test weaver saves and loads in parts of one word, where all lanes are together, one register at a time.
     """

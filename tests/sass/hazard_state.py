@@ -52,7 +52,7 @@ class State(NamedTuple):
         return union(self.reads) | self.unread
 
     def out_of_order(self, order: int) -> int:
-        """The operands that instructions outside of an order may still read."""
+        """Return the operands that instructions outside of an order may still read."""
         return union(tuple([mask for each, mask in enumerate(self.readers) if each != order or each == OTHER]))
 
 
@@ -64,7 +64,7 @@ def union(masks: tuple[int, ...]) -> int:
 
 
 def _both_only(a: tuple[int, ...], b: tuple[int, ...], in_a: int, in_b: int) -> tuple[int, ...]:
-    """For each guard, return what's in flight under that guard alone, whichever way the code took."""
+    """For each guard, return what's in flight only under that guard, on whichever path the code came."""
     if a == b:
         return a
     return tuple([(x | ~in_a) & (y | ~in_b) & (x | y) for x, y in zip(a, b, strict=True)])
@@ -89,7 +89,7 @@ def reads_of(state: State, barrier: int) -> int:
 
 
 def _merge_readers(one: State, other: State) -> Readers:
-    """Return the operands that are read under one guard only, whichever way the code took."""
+    """Return the operands that are read only under one guard, on whichever path the code came."""
     found: dict[tuple[int, int], int] = {}
     for guard, barrier in one.guarded_reads.keys() | other.guarded_reads.keys():
         a, b = (state.guarded_reads.get((guard, barrier), 0) for state in (one, other))

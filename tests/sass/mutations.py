@@ -195,7 +195,7 @@ def _set(kind: str, name: str) -> tuple[str, Maker]:
 
 
 def _names(rnd: random.Random, woven: Woven) -> Mutation:
-    """Map a snippet's register to a different one, only in the declaration; often to one in use."""
+    """Map a snippet's register to a different register, which is often in use, but only in the declaration."""
     one = _start("a name", woven)
     old = _trampoline(rnd, woven)
     number, part = rnd.choice([(n, part) for n, part in enumerate(old.parts) if isinstance(part, Inserted)])

@@ -1,13 +1,11 @@
 """The checker proves the code of the tests' weaver, and detects faults in any other code."""
 
-import random
 from dataclasses import replace
 
 import pytest
 
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.sass import glue
-from gpt.sass import check_again
 from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import NOP
@@ -23,7 +21,7 @@ from tests.sass.checking import TABLE, instruction, rules, site, stored, with_wo
 from tests.sass.corpus import compile_kernels, find_places, iter_places, make_pool
 from tests.sass.equivalent import EQUIVALENT
 from tests.sass.mutate import run
-from tests.sass.mutations import KINDS, mutate
+from tests.sass.mutations import KINDS
 from tests.sass.weaver import (
     ADD_ONE,
     LDL,
@@ -90,7 +88,7 @@ def test_a_kernel_that_was_not_changed(image):
 
 
 def test_a_kernel_without_a_schedule(image):
-    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize."""
+    """ptxas 13.5 writes no stalls and no barriers into code that it doesn't optimize."""
     cubin = CubinEditor(image)
     name = next(iter(cubin.kernels)).decode()
     kernel, facts = read_kernel(cubin, name, TABLE), read_facts(cubin, name)
@@ -254,7 +252,7 @@ def test_slots_are_below_the_stack_pointer(offset, stack, is_right):
     assert not is_slot(instruction(with_bits(STL, 24, 8, 2) | 4 << 32), 16), "another base"
 
 
-def test_what_a_snippet_is_given_must_have_been_written(image, snippets):
+def test_inputs_of_a_snippet_must_have_been_written(image, snippets):
     kernel, source = site(image, "saxpy", "LDG")
     needs = {**snippets, "leader": replace(snippets["leader"], inputs=Registers(R=0x31))}
     assert rules(weave(image, "saxpy", [Place(source, (Use("leader"),))], needs)) & {"undefined", "declared"}
@@ -318,19 +316,3 @@ def test_mutations_are_found_or_do_no_harm(pool):
 def test_ten_thousand_mutations(pool):
     tally = check_mutations(pool, 10_000)
     assert {reason for _, reason in tally.passed} <= {name for name, _, _ in EQUIVALENT}
-
-
-def test_what_is_reused_gives_the_same_findings(pool, monkeypatch):
-    """Damaged kernels have the same faults whether the checker reuses what it found about equal snippets or not."""
-    reused = []
-    apply = check_again.apply
-    monkeypatch.setattr(check_again, "apply", lambda *found: reused.append(1) or apply(*found))
-    monkeypatch.setattr(check_again, "SHORTEST", 1)
-    made = [one for _, one in zip(range(300), mutate(random.Random(47), pool, list(KINDS)), strict=False)]
-    with_reuse = [one.find() for one in made]
-    again = [one.find() for one in made]
-    assert len(reused) > 2 * len(made)
-    monkeypatch.setattr(check_again, "SHORTEST", 1 << 30)
-    reused.clear()
-    assert [one.find() for one in made] == with_reuse == again
-    assert not reused

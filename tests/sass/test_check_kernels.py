@@ -201,7 +201,7 @@ def test_numbers_of_the_file_that_are_too_great_or_too_small(leader):
 
 
 def test_a_load_that_nothing_announces_is_not_read(image, snippets):
-    """The load is awaited after the site, unless the site itself reads the result."""
+    """The kernel waits for the load after the site, or the site itself reads the result."""
     kernel, source = site(image, "saxpy", "LDG")
     load = kernel.code[source]
     without = with_control(load.word, load.control._replace(write_barrier=7))
@@ -315,7 +315,7 @@ def test_a_call_that_ends_the_kernel_and_one_that_returns():
 
 
 def test_a_snippet_is_given_the_stack_pointer(image, snippets):
-    """The value would be wrong, because no moved instruction reads R1. The kernel itself isn't harmed."""
+    """The snippet would get a wrong value, because no moved instruction reads R1. The kernel itself isn't harmed."""
     _, source = site(image, "saxpy", "LDG")
     woven = weave(image, "saxpy", [Place(source, (Use("slot", 1),))], snippets)
     (trampoline,) = woven.declaration.trampolines

@@ -121,7 +121,7 @@ def test_a_later_memory_instruction_covers_a_store_without_a_barrier():
     assert found[4].after_waiting(0) == found[4].unawaited == 0
 
 
-def test_what_nothing_announces_stays_in_flight():
+def test_results_without_a_barrier_stay_in_flight():
     """Examples are a load without a barrier for its result, and HGMMA, whose scoreboard isn't tracked."""
     found = flight("LDG 6 12, r1", "HGMMA 20 30", "LDG 4 8, w0", "MOV 5 255, b01", "EXIT")
     assert general(found[4].unawaited) == {6, 20, 21, 30}

@@ -15,7 +15,7 @@ def check_runs(count):
     return counts
 
 
-def test_what_is_proven_runs_as_before():
+def test_checked_kernels_compute_the_same_results():
     check_runs(10)
 
 

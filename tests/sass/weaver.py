@@ -27,7 +27,7 @@ from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
 from gpt.sass.code import Code
 from gpt.sass.facts import STACK, read_facts
-from gpt.sass.flow import live_before
+from gpt.sass.flow import SHORTEST, live_before
 from gpt.sass.graph import is_conditional, make_graph
 from gpt.sass.kernels import RESERVED, Kernel, read_kernel
 from gpt.sass.masks import STARTS, Registers, pack, unpack
@@ -231,7 +231,11 @@ class Weaver:
         self._wait_now(len(self.words) - 1)
 
     def _wait_now(self, index: int) -> None:
+        """Make a word wait for all barriers. The previous word may have set one, so that gets the necessary stall."""
         self.words[index] = with_control(self.words[index], control_of(self.words[index])._replace(wait=63))
+        before = control_of(self.words[index - 1])
+        if index > len(self.kernel.code) and before.stall < SHORTEST:
+            self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=SHORTEST))
 
     def _piece(self, snippet: Snippet, names: dict[str, dict[int, int]], parts: list[Inserted | Moved]) -> None:
         start = len(self.words)
@@ -321,7 +325,9 @@ def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
 
 
 def weave(image: bytes, name: str, places: list[Place], snippets: dict[str, Snippet], ticks: bool = False) -> Woven:
-    """Weave. With `ticks`, a register counts per lane, starting from zero at the entry. Raises LookupError."""
+    """Weave snippets into a kernel. With `ticks`, a register counts per lane, from zero at the entry. Raises
+    LookupError if registers run out.
+    """
     cubin = CubinEditor(image)
     table = table_of(ARCH)
     original = Version(read_kernel(CubinEditor(image), name, table), read_facts(CubinEditor(image), name))

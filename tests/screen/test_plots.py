@@ -4,6 +4,7 @@ import html
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from itertools import pairwise
@@ -98,6 +99,44 @@ def test_settings_in_the_working_directory_count_for_nothing(tmp_path):
         subprocess.run(line, cwd=tmp_path / name, env=env, check=True)
         pictures.append((tmp_path / name / "p.png").read_bytes())
     assert pictures[0] == pictures[1]
+
+
+def draw_alone(tmp_path, home, limit=resource.RLIM_INFINITY):
+    """Draw a plot in a process with this HOME, and with a limit on the size of files; it must print nothing."""
+    code = (
+        "import pathlib, resource, sys, gpt.screen.plots as plots; from tests.screen import test_plots as t\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)\n"
+        "plots.draw(pathlib.Path('p.svg'), [t.make_answer('kernels', [t.NAME, t.TIME], [('k', 5)])])"
+    )
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "HOME": str(home), "TMPDIR": str(tmp_path)}
+    env = {name: value for name, value in env.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")}
+    line = [sys.executable, "-c", code, str(limit)]
+    done = subprocess.run(line, cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+@pytest.mark.full
+def test_a_list_of_fonts_that_cannot_be_kept_is_not_warned_of(tmp_path):
+    draw_alone(tmp_path, tmp_path / "home", 32_000)
+    (fonts,) = (tmp_path / "home" / ".cache" / "gpt" / "matplotlib").glob("fontlist-*")
+    assert fonts.stat().st_size < 32_001  # which matplotlib ignores the next time
+    draw_alone(tmp_path, tmp_path / "home")
+    draw_alone(tmp_path, "/dev/null")
+
+
+@pytest.mark.parametrize("link", [".cache/matplotlib", ".cache/gpt/matplotlib"])
+def test_fonts_are_not_listed_where_another_users_link_leads(link, tmp_path):
+    """Root may have that user's HOME. matplotlib would overwrite the file, and complains if it can't keep the list."""
+    from matplotlib.font_manager import FontManager
+
+    folder = tmp_path / "home" / link
+    folder.mkdir(parents=True)
+    (tmp_path / "home").chmod(0o777)
+    (tmp_path / "victim").write_text("mine")
+    (folder / f"fontlist-v{FontManager.__version__}.json").symlink_to(tmp_path / "victim")
+    draw_alone(tmp_path, tmp_path / "home")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "victim", "p.svg"}
 
 
 @pytest.mark.full

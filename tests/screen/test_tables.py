@@ -208,7 +208,7 @@ def test_a_library_may_be_called_total(monkeypatch):
 
 
 @given(st.text(min_size=1), st.integers(5, 100), st.booleans())
-def test_what_is_cut_fits(text, width, middle):
+def test_shortened_text_fits(text, width, middle):
     from rich.cells import cell_len
 
     cut = shorten(text, width, middle)

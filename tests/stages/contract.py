@@ -19,7 +19,9 @@ STAGES = {
 
 
 def run(command, folder, data=b"", cold=False, **options):
-    """Run a command in a folder: a stage in a fork of a process that has imported it, unless it's to start `cold`."""
+    """Run a command in a folder. Unless it must start `cold`, a stage runs in a fork of a process that has already
+    imported it.
+    """
     options = {"cwd": folder, "timeout": 60} | options
     if command[0] in STAGES and not cold:
         return loaded.run(command, data, **options)

@@ -158,7 +158,7 @@ def test_order_is_kept_however_many_run_at_a_time():
     assert [r["id"] for r in run("cat", data=outputs.pop()).kind("ptx")] == list(range(12))
 
 
-def test_what_probes_add_is_told():
+def test_added_resources_are_reported():
     text = hungry(20).replace("bar.sync 0;", ".shared .b32 more[8]; st.shared.u32 [more], %r1; bar.sync 0;")
     done = asm(segment(ptx(1, text, original=hungry(20).encode())), "--compare")
     (kernel,) = done.kind("kernel")
@@ -265,6 +265,14 @@ def test_a_fault_costs_its_module_and_no_other():
     assert done.records[-1]["kind"] == "end"
 
 
+def test_a_fault_in_a_file_whose_name_is_not_utf8_costs_no_other_module():
+    wrong = ptx(1, HEAD + ".visible .entry k() { bogus; }\n", module="\udcff.ptx#0")
+    done = asm(segment(wrong, ptx(2, PLAIN)))
+    assert done.status == 3
+    assert done.err == "gpt-asm: error: \\udcff.ptx#0:4: Not a name of any known instruction: 'bogus'\n"
+    assert [r["id"] for r in done.kind("cubin")] == [2] and done.records[-1]["kind"] == "end"
+
+
 def test_a_probe_is_named_as_the_place():
     done = asm(segment(ptx(1, probed(PLAIN).replace("[%rd2+8], %probe", "[%rd2+8], %rd1x"))))
     assert done.status == 3 and "gpt-asm: error: probes/count.toml:5: " in done.err
@@ -288,7 +296,7 @@ def test_a_ptxas_that_misbehaves_costs_a_line_for_each_module(tmp_path, does, st
     assert len(done.kind("ptx")) == 2 and len(done.kind("diag")) == 2
 
 
-def test_what_ptxas_does_not_say_is_left_out(tmp_path):
+def test_needs_missing_from_ptxas_output_are_left_out(tmp_path):
     real = f'{cuda.tool("ptxas")} "$@" >/dev/null 2>&1'
     garbage = "head -c 200000 /dev/urandom; echo 'ptxas info    : Used x registers'"
     done = asm(segment(ptx(1, PLAIN)), "--ptxas", fake.ptxas(tmp_path / "odd", f"{real}; {garbage}"))
@@ -328,7 +336,7 @@ def test_an_image_larger_than_a_record_is_told(tmp_path):
 # The cache
 
 
-def test_what_is_kept_is_not_assembled_again(tmp_path, cache):
+def test_cached_results_are_not_assembled_again(tmp_path, cache):
     data = segment(ptx(1, RICH), ptx(2, RICH, module="other"))
     first = asm(data)
     assert len(list(cache.iterdir())) == 1

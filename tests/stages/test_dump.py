@@ -72,7 +72,7 @@ def test_each_launch_is_a_trace_of_its_own(tmp_path):
     assert [r["kind"] for r in read(tmp_path / "out.mp")][1:] == ["device", *(r["kind"] for r in segment[1:])]
 
 
-def test_what_buffers_refer_to_may_come_later(tmp_path):
+def test_records_may_follow_the_buffers_that_refer_to_them(tmp_path):
     header, map_, kernel, function, probed, buffer, end = launches(1)
     done = dump(tmp_path, [[header, buffer, probed, function, kernel, map_, end]], "--dumps", "d")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -129,8 +129,8 @@ def test_a_callback_that_fails_is_reported_once(tmp_path, text, said):
     assert [r["kind"] for r in found] == [r["kind"] for r in segment]
 
 
-def test_what_a_callback_leaves_behind_holds_nothing_up(tmp_path):
-    """The callback writes a lot, and starts a process that outlives it."""
+def test_processes_left_by_a_callback_do_not_block(tmp_path):
+    """The callback writes a lot of output, and starts a process that outlives it."""
     text = """
 import os, sys
 for _ in range(100):
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_callback_too(tmp_path):
     assert not list(tmp_path.glob("gpt-dump.*"))
 
 
-def test_what_is_not_whole_is_not_dumped(tmp_path):
+def test_incomplete_launches_are_not_dumped(tmp_path):
     """One launch is from a killed process, the other from a process whose device failed."""
     segment = launches(2)
     lost = [r | {"lost": "the device failed"} if r["kind"] == "buffer" else r for r in segment]
@@ -199,7 +199,7 @@ def test_buffers_beside_a_trace_are_not_found(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"at": 4}, {"map": -1}, {"size": "x"}])
-def test_what_makes_no_sense_passes_and_ends_the_dumps(tmp_path, wrong):
+def test_invalid_records_pass_and_end_the_dumps(tmp_path, wrong):
     segment = launches(3)
     segment[7] = segment[7] | wrong
     done = dump(tmp_path, [segment], "--dumps", "d")

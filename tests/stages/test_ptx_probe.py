@@ -324,7 +324,7 @@ def test_a_probe_is_shown(probe_file, tmp_path):
 
 
 @pytest.mark.full
-def test_what_is_not_shown(probe_file, tmp_path):
+def test_show_refuses_invalid_probes_and_streams(probe_file, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text(PROBE.replace("SAVE", "ret; SAVE"))
     refused = run("gpt-ptx-probe", "-p", bad, "--show")

@@ -36,7 +36,9 @@ else:
 
 
 def loaded(library: Path, package: Package) -> str:
-    """Return the result of loading a library: an answer, or the loader's message about a missing library."""
+    """Load a library, and return the result of a call to it, or the loader's message if it needs a library that's
+    missing.
+    """
     command = [sys.executable, "-c", LOAD, library, package.call or ""]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.returncode} {done.stderr}"
@@ -196,7 +198,7 @@ def test_other_modes(mode, tmp_path):
 
 
 def test_assembled_for_a_gpu_that_it_has_ptx_for(tmp_path, monkeypatch):
-    """Each kernel of the PTX is in a cubin, and cuobjdump reports the same resources for it."""
+    """Each kernel in the PTX is also in a cubin, and cuobjdump reports the same resources for both."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     library = fetch(PACKAGES["bitsandbytes"])
     found = extract("--ptx", library)

@@ -81,7 +81,7 @@ def test_a_kernel_with_probes_is_a_cubin_of_its_own(image):
     assert places["gmem_bytes.load", "ld.global"] == places["gmem_bytes.store", "st.global"] == (1, 1)
 
 
-def test_what_is_left_alone_follows_without_probes(image):
+def test_kernels_left_alone_pass_without_probes(image):
     """tensorop_count has no place in this kernel; and requests from a hook are rejected by name."""
     done = weave("-p", "tensorop_count", data=segment(element(image)), status=1)
     assert [record["kind"] for record in done.records] == ["header", "cubin", "kernel", "kernel", "diag", "diag", "end"]
@@ -264,7 +264,9 @@ def test_closed_libraries_are_left_alone_before_anything_is_decoded(image, libra
 
 
 def test_code_without_a_schedule(image):
-    """ptxas 13.5 leaves stalls and barriers out of code that it doesn't optimize. The kernel's sites are shown."""
+    """ptxas 13.5 writes no stalls and no barriers into code that it doesn't optimize. --explain still shows the
+    kernel's sites.
+    """
     start, size = text_of(image, "copy")
     words = parse_words(image[start : start + size])
     bare = dump_words([with_control(word, Control(0, True, 7, 7, 0, 0)) for word in words])

@@ -42,7 +42,7 @@ def analyze(path):
 
 
 def keep(rows, key, *names):
-    """Return the numbers of each row under its key; a missing number counts as 0."""
+    """Return these numbers of each row, by the row's key. A missing number counts as 0."""
     return {key(row): {name: row.get(name, 0) or 0 for name in names} for row in rows}
 
 

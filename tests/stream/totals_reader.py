@@ -31,7 +31,7 @@ def unit_bytes(record):
 
 
 def whole(parts, unit, folder):
-    """Return the bytes of a buffer, from the records that have its parts."""
+    """Put the bytes of a buffer together from the records that have its parts."""
     buffer = bytearray(parts[0]["size"])
     for part in parts:
         at, length = part.get("at", 0), part.get("length", part["size"])
@@ -139,8 +139,8 @@ def read_sums(record, data):
 
 
 def read_reduced(path):
-    """For each map, by name, the launches for which only sums were kept: the size of the buffer, and its sums; for a
-    histogram, its bins.
+    """For each map by name, return the launches of which only sums were kept: the size of the buffer and its sums or,
+    for a histogram, its bins.
     """
     path, found, maps = Path(path), {}, {}
     for record in records(path.read_bytes()):

@@ -42,7 +42,7 @@ LEFT = "Returns what is left."
         ("a.html", f"<script>\n/** {LEFT} */\n</script>\n", True),
     ],
 )
-def test_what_it_finds(tmp_path, name, text, found):
+def test_patterns_are_found(tmp_path, name, text, found):
     (tmp_path / name).write_text(text)
     assert bool([*english.iter_findings(tmp_path)]) == found
 

@@ -124,7 +124,7 @@ def is_failure(line: Line) -> bool:
 
 
 def sweep(pieces: list[Piece], jobs: int, end: float | None) -> None:
-    """Do the pieces in order until time is up; finish the ones that have started."""
+    """Do the pieces in order until time is up, and then finish the pieces that have started."""
     console = Console(stderr=True)
     waiting = iter(pieces)
     done = 0

@@ -167,8 +167,8 @@ class Kernel:
         return found | self.each(name for name in BOUNDED if name in places)
 
     def weave(self, names: list[str]) -> Result:
-        """Weave once. `status` is woven, nowhere (nothing to probe), left (skipped; `why` has the reason), or failed
-        (with `why`).
+        """Weave probes into a kernel, and return a `status`: woven, nowhere (nothing to probe), left (skipped, with the
+        reason in `why`), or failed (also with `why`).
         """
         try:
             woven = weave(

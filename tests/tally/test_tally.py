@@ -98,7 +98,7 @@ def test_a_weave_that_does_not_assemble_or_unweave_is_seen(monkeypatch):
         assert why in found["probes"]["block_sched"]["why"]
 
 
-def test_what_ptxas_refuses_is_nobodys_fault():
+def test_a_kernel_that_ptxas_refuses_is_no_failure():
     module = scan_module(PLAIN.replace("cvta.to", "cvat.to").encode())
     found = check.check_kernel(module, "plain", alone=True)
     assert found["same"].startswith("ptxas: ")

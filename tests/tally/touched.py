@@ -1,4 +1,4 @@
-"""How often a launch of launches.py reads and writes each byte of its buffers, in closed form.
+"""Closed forms for how often a launch of launches.py reads and writes each byte of its buffers.
 
 By source and kernel. Each buffer, identified by its parameter number, has offset and size of every access that a thread
 makes, or None if that's up to the compiler. Counts are compared per byte, because accesses may be combined.

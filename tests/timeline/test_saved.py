@@ -84,7 +84,7 @@ def test_kernels_of_one_call_are_told_apart():
     assert told["add(float*, int), launch 8: gmem_bytes.read"] == 1024
 
 
-def test_what_was_not_saved_is_said():
+def test_missing_data_is_reported():
     lost = records.make("buffer", launch=8, map=1, size=4 * 40, lost="no room")
     unprobed = records.make("unprobed", function=2, launches=1, reason="no PTX")
     trace = traced(launch(10, 5, 1), ran(16, 2, 1, 10), launch(20, 5, 2), ran(26, 2, 2, 20), launch(30, 5, 1),

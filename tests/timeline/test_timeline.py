@@ -126,7 +126,7 @@ def test_arrows_and_correlation_join_calls_with_what_they_made_the_gpu_do():
     ]  # fmt: skip
 
 
-def test_what_kineto_tells_of_work_on_the_gpu():
+def test_gpu_work_has_the_arguments_that_kineto_writes():
     events = chrome(small())["traceEvents"]
     (one,) = (e for e in events if e["name"] == "add(float*, int)")
     assert (one["cat"], one["pid"]) == ("kernel", 0)
@@ -179,7 +179,7 @@ def test_memory_is_a_counter():
     assert values == [4096, 4196]
 
 
-def test_what_did_not_end_is_drawn_until_the_last_of_its_process_and_marked():
+def test_unfinished_spans_end_with_their_process_and_are_marked():
     cut = segment(*pushed(1, "step", 0, None), call("cuStreamSynchronize", 5, 0), launch(1, 40, 1, thread=2))[:-1]
     found = json.loads(run("timeline", "--format", "chrome", data=forge.pack(cut)).stdout)
     spans = {e["name"]: e for e in found["traceEvents"] if e["ph"] == "X"}
@@ -405,7 +405,9 @@ def test_perfetto_has_its_own_records_of_work():
 
 
 def test_perfetto_has_arrows():
-    """Calls name the records of work (TrackEvent's extension gpu_correlation, which the package doesn't know)."""
+    """Calls refer to the records of GPU work, through TrackEvent's extension gpu_correlation, which the package doesn't
+    know.
+    """
     packets = perfetto(small())
     names = {one.iid: one.name for one in packets[0].interned_data.event_names}
     works = [p.gpu_render_stage_event for p in packets if p.HasField("gpu_render_stage_event")]

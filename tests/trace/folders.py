@@ -140,7 +140,7 @@ def write(folder, segment, probe=TOOLS / "block_sched.toml", second=False, **siz
 
 
 def answer(analysis, *paths, **options):
-    """Return the rows, by name, of a map analysis's answers, run in this process, and their verdicts."""
+    """Run a map analysis in this process. Return the rows of its answers, by name, and the verdicts."""
     fold, rows, verdicts = analysis(**options), {}, {}
     for path in map(Path, paths):
         for process in iter_processes(read_input(path, lambda one: iter(())), fold.kinds, side_folder(path)):

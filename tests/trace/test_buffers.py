@@ -241,7 +241,7 @@ HUGE = (1 << 64) - 1
         ([forge.buffer(9, DATA)], "buffer of launch 9 and map 1: one of them has no record"),
     ],
 )
-def test_what_makes_no_sense_is_malformed(wrong, said):
+def test_invalid_records_are_malformed(wrong, said):
     two = [KERNEL | {"maps": [1, 3]}]  # so that the launch isn't complete
     with pytest.raises(MalformedError, match=said):
         made = probes(MAP, *two, *([] if wrong[0]["kind"] == "probed" else [LAUNCH]), *wrong, forge.buffer(7, DATA))

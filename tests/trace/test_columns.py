@@ -49,7 +49,7 @@ def tables(draw):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(tables(), st.booleans())
-def test_what_the_hook_packs_comes_out_as_it_was(table, quick):
+def test_tables_packed_by_the_hook_round_trip(table, quick):
     row, data = table
     made = packing.packed(data, row, quick=quick)
     if made is None:
@@ -65,7 +65,7 @@ def test_what_the_hook_packs_comes_out_as_it_was(table, quick):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(tables(), st.booleans())
-def test_what_another_writer_packs_is_read(table, framed):
+def test_tables_packed_by_another_writer_are_read(table, framed):
     row, data = table
     held = write_columns(data, row)
     held = zstandard.ZstdCompressor().compress(held) if framed else held

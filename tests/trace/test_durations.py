@@ -38,7 +38,7 @@ def test_percentiles_are_within_what_is_promised(name):
         assert found.percentile(part) == pytest.approx(exact(values, part), rel=0.004)
 
 
-def test_what_is_merged_is_as_if_it_had_been_added():
+def test_merging_equals_adding():
     first, second, both = Durations(), Durations(), Durations()
     first.add(np.array([1.0, 5.0, 9.0]))
     second.add(np.array([100.0, 2.0]))

@@ -71,7 +71,7 @@ def test_only_files_beside_the_trace_are_opened(write, tmp_path):
     assert other in [trace.path for trace in traces] and absent == [str(root.parent / name) for name in names[2:-1]]
 
 
-def test_what_ends_too_early_is_known(write):
+def test_interrupted_processes_are_known(write):
     (trace,), _ = followed(
         write("a", *(forge.trace(pid=n, end=n % 2) for n in range(5)), forge.trace(child(2), child(4, how="exec")))
     )
@@ -106,7 +106,7 @@ def test_a_process_is_what_its_segment_says_and_its_reader_asks_for():
     assert not list(first.calls.take())
 
 
-def test_what_was_read_of_a_torn_segment_comes_before_the_fault():
+def test_processes_of_a_truncated_segment_come_before_the_error():
     def torn():
         yield from forge.trace(forge.api(1, "cuInit"), end=False)
         raise TruncatedError("torn")

@@ -1,4 +1,4 @@
-"""First launches are found in batches as they are in all rows at once."""
+"""Reading rows in batches finds the same first launches as reading all rows at once."""
 
 import numpy as np
 import pytest

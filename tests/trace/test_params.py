@@ -41,7 +41,7 @@ def test_values():
     )
 
 
-def test_what_has_no_type_is_bytes():
+def test_untyped_arguments_are_bytes():
     old = [{"offset": 0, "size": 4}, {"offset": 4, "size": 2, "type": "x9"}, {"offset": 6, "size": 3, "type": "u16"}]
     found = parse_arguments(old, b"abcdefghi")
     assert [one.value for one in found] == [b"abcd", b"ef", b"ghi"] and str(found[0]) == "0x64636261"

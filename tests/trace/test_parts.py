@@ -63,7 +63,7 @@ def test_parts_are_joined(cuts):
 
 
 def test_parts_may_come_one_by_one():
-    """Parts arrive as in a live stream: the buffer isn't complete before the last one."""
+    """Parts arrive one by one, as in a live stream. The buffer isn't complete before the last one."""
     made, found = take(part(DATA[:48], length=48))
     assert not found and made.pending == 1
     made.add(part(DATA[48:], at=48, length=48))
@@ -115,7 +115,7 @@ def test_parts_that_lie_together_in_a_file_are_not_copied(tmp_path):
     assert values(*apart, folder=tmp_path) == [102, 103, 104, 105, 100, 101]
 
 
-def test_what_is_lost_ends_a_buffer():
+def test_a_lost_part_ends_a_buffer():
     _, (buffer,) = take(part(DATA[:48], length=48), part(lost="the disk is full"))
     assert str(buffer.lost) == "the disk is full"
     with pytest.raises(MissingError, match="the disk is full"):
@@ -158,7 +158,7 @@ HUGE = (1 << 64) - 1
         ([part(path="b", codec="zstd", packed=97)], "not smaller than its contents"),
     ],
 )
-def test_what_makes_no_sense_is_malformed(wrong, said, tmp_path):
+def test_invalid_parts_are_malformed(wrong, said, tmp_path):
     (tmp_path / "b").write_bytes(DATA)
     with pytest.raises(MalformedError, match=said):
         for buffer in take(*wrong, folder=tmp_path)[1]:
@@ -189,7 +189,9 @@ def test_a_file_that_ends_before_a_frame(tmp_path):
 
 
 def test_more_than_there_is_memory_for(monkeypatch):
-    """A frame of zeros takes a few bytes in a trace; data that the machine can't hold isn't unpacked."""
+    """In a trace, a frame of zeros takes only a few bytes. If the machine can't hold the unpacked data, it isn't
+    unpacked.
+    """
     _, (buffer,) = take(part(THIN, units=2))
     monkeypatch.setattr(os, "sysconf", lambda name: 8)
     with pytest.raises(MissingError, match="its 96 bytes are more than there is memory for"):

@@ -44,7 +44,7 @@ def test_a_coalesced_access_takes_a_byte_per_lane():
     [([8, 8, 8], 0), ([100, 96, 92], 0), ([5, 9, 1], 1), ([1 << 40, 5, 1 << 63], 2), ([0, (1 << 64) - 4, 9], 1)],
 )
 def test_addresses_take_as_many_bits_as_they_need(addresses, columns):
-    """Equal ones, equal distances up and down, distances of 32 bits and of 64."""
+    """Test equal addresses, equal distances up and down, and distances of 32 and 64 bits."""
     saved = dmat(7, dict(zip((3, 17, 31), addresses, strict=True)))
     data = write_log(DMAT.values(), WAYS, [[Room(32, 4, [saved])]])
     assert len(data) == HEAD + 32 + -(-(32 + 12 * columns) // 32) * 32
@@ -97,7 +97,7 @@ def test_records_may_be_counted_only():
 
 
 def logs():
-    """Any fields, stored in any way, with values of any lanes."""
+    """Return a strategy for logs: any fields, stored in any way, with values of any lanes."""
 
     def with_values(fields):
         ways = {"clock": "u64", "sm": "u32"}
@@ -143,7 +143,7 @@ def rooms_size(type_):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(logs(), st.booleans(), st.integers(0, 40), st.integers(0, 40))
-def test_what_was_written_is_read(log, per_lane, start, more):
+def test_logs_round_trip(log, per_lane, start, more):
     types, stored, arenas = log
     data = write_log(types, stored, arenas)
     layout = layout_of({f"f{n}": type_ for n, type_ in enumerate(types)}, stored, "thread" if per_lane else "warp")
@@ -209,7 +209,7 @@ def ring_of(ring, level="warp"):
 
 @pytest.mark.parametrize("made", [1, 4, 5, 6, 7, 9, 10, 11, 200])
 def test_a_ring_keeps_the_last_records_of_each_lane(made):
-    """Two lanes of a warp and one of another, which differ in how much they saved."""
+    """Two lanes of one warp and one lane of another saved different numbers of records."""
     of = [[(100 + 3 * n, n % 2, n) for n in range(count)] for count in (made, 3, made + 1)]
     lanes = [RingLane(1, 5, of[0], 7, 2), RingLane(1, 5, of[1]), RingLane(2, 6, of[2], 9)]
     found = ring_of(5).read(write_ring(5, [lanes[:2], lanes[2:]]), 1, 96)

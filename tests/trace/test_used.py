@@ -166,7 +166,7 @@ def test_an_interrupted_child_is_a_warning(write):
     assert fact.startswith("interrupted trace")
 
 
-def test_what_gpt_extract_wrote_is_no_trace(write):
+def test_output_of_gpt_extract_is_not_a_trace(write):
     """No record of gpt-extract says that a kernel was used, so all kernels would count as unused."""
     made = wire.pack(wire.header("gpt-extract", []))
     with pytest.raises(MalformedError, match="not a trace, but output of gpt-extract"):

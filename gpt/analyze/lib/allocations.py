@@ -143,8 +143,8 @@ class Pieces:
         return (self.begins <= time) & (time < self.ends)
 
     def pages(self) -> tuple[Whole, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return when the memory that shares pages changed, and after each change, how many bytes such pieces had, and
-        how many bytes their pages had.
+        """For pieces that share pages, return the times when they changed, and after each change, the bytes in such
+        pieces and the bytes in their pages.
         """
         own = self._sharing
         begins, ends = self.begins[own], self.ends[own]
@@ -291,8 +291,8 @@ def _contexts_over(process: Process, calls: npt.NDArray[np.void]) -> Whole:
 def _pair(
     calls: npt.NDArray[np.void], times: Whole, spaces: Whole, kinds: Whole, over: Whole
 ) -> tuple[Whole, Mask, int, int]:
-    """Match each allocation with the next call that uses the same address. Return when each piece ended, whether it was
-    never freed, and the counts `lost` and `strange` of Pieces.
+    """Match each allocation with the next call that uses the same address. Return the end of each piece, whether it was
+    never freed, and the counts `lost` and `strange` (see Pieces).
     """
     ends, left = np.full(len(calls), NEVER, np.int64), kinds >= 0
     here = np.flatnonzero((spaces >= 0) & (calls["to"] != 0))

@@ -48,7 +48,7 @@ def make_answer(
     """Return an `answer` made of rows with one value per column, or None for no value.
 
     Numbers are rounded if the column holds whole numbers, and clipped to its range; only negative numbers in a column
-    without a sign are an error. Raises MalformedError for them, and if the whole is too large for a record.
+    without a sign are an error. Raises MalformedError for them, and if the answer is too large for a record.
     """
     packer = packed.Packer(column.declare() for column in columns)
     for row in rows:
@@ -91,7 +91,7 @@ def _make(name: str, keys: Record, verdict: Sequence[str], top: int | None, plot
 
 
 def _fit(type_: str, value: Any) -> Any:
-    """Convert a number, which may be numpy's, for a column; sums of malformed rows may not fit and are clipped."""
+    """Convert a number, which may be numpy's, for a column. Sums of malformed rows may not fit, and are clipped."""
     value = value.item() if hasattr(value, "item") else value
     if type_.startswith(packed.NUMBER) and type(value) is int and not -(1 << 63) <= value < 1 << 64:
         return float(value)

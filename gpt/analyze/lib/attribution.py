@@ -174,7 +174,10 @@ MANNERS = {
 }
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
-NO_STACKS = "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them"
+NO_STACKS = (
+    "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them; 'gpt-analyze stacks' "
+    "shows the samples of --sample-host"
+)
 
 
 def attribute(trace: TraceModel, by: str) -> Answers:
@@ -193,8 +196,8 @@ def attribute(trace: TraceModel, by: str) -> Answers:
 def sum_layers(
     trace: TraceModel, number: int, groups: int, find_group: FindGroup
 ) -> tuple[list[dict[str, Sums]], list[str]]:
-    """Add up the launches and GPU times of a process by layer, for each group of calls. Return these sums, and lines
-    that say how replays were split, for all groups but the first.
+    """Add up the launches and GPU times of a process by layer, for each group of calls. Return these sums for all
+    groups but the first, and lines that say how the times of replays were split.
     """
     manner, verdict = MANNERS["layer"], _Verdict("layer", timed=True)
     parts = _add_up(trace, number, manner, groups, find_group)
@@ -305,8 +308,8 @@ def _pack(paths: Array, functions: Array) -> Array:
 
 
 def _count(part: _Part, launches: Array, paths: Array) -> Array:
-    """Count launches by path and kernel, and replays by path and graph. Return, for each launch of a graph, since when
-    the graph has had its handle.
+    """Count launches by path and kernel, and replays by path and graph. For each launch of a graph, return the time
+    from which its handle refers to the graph.
     """
     kernels = launches["object"] == 0
     for key, count in _iter_sums(_pack(paths[kernels], launches["function"][kernels])):
@@ -407,7 +410,9 @@ def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdi
 
 
 def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: GraphContents) -> dict[str, float]:
-    """Add up the times of a graph's nodes by label, over the replays that timed them; empty if none did."""
+    """Add up the times of a graph's nodes by label, over the replays that timed them. Return an empty result if none
+    did.
+    """
     found: dict[str, float] = defaultdict(float)
     if (cost := part.costs.get((handle, graph.since))) is None:
         return {}

@@ -2,11 +2,11 @@
 
 In the terms of gpt-stream(5), an analysis is a filter. It removes the kinds of records that it uses, because nobody
 wants a one-page answer followed by a trace of ten million calls, and passes all others on. Its answer goes where
-filters have to write one: before a `sync`, and before the last `end`. So you can ask while a program runs, and the last
-answer covers everything that was read.
+filters have to write one: before a `sync`, and before the last `end`. So you can get an answer while a program runs,
+and the last answer covers everything that was read.
 
-A torn or malformed trace is an error at the end; the part that could be read counts, and every answer says what's
-missing.
+If a trace is truncated or malformed, that's reported as an error at the end. The part that could be read counts, and
+every answer says what's missing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Fold(Protocol):
         """
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return why a trace that has only these kinds of records gives no answer, or None."""
+        """Return why there's no answer if the trace has only these kinds of records, or None if there's one."""
 
 
 def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:
@@ -144,7 +144,7 @@ def _survived(stage: Stage, passage: Passage, name: str) -> Iterator[None]:
 
 
 class Passage:
-    """The state of one run: the records that it has read, and everything that it still has to write.
+    """The state of one run: the records read so far, and everything that's still to be written.
 
     `known` maps processes that other readers have already counted to the names of their traces.
     """

@@ -14,17 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gpt
 from gpt.analyze.lib import base
-from gpt.base.errors import GptError, MissingError
+from gpt.base.errors import GptError, MissingError, UsageError
 from gpt.base.install import missing_package
+from gpt.base.outputs import is_user
+from gpt.base.scratch import scratch_folder
 from gpt.stream.stage import Stage
 
 if TYPE_CHECKING:
@@ -103,8 +106,7 @@ def read_part(job: Job, path: Path, origin: int, known: Mapping[Hashable, str] |
 def read(
     stage: Stage, job: Job, traces: Sequence[Path], seen: Callable[[Record], object] | None, address: str | None
 ) -> bool:
-    """Do the work of `base.read` on a cluster: the one at this address, the one in Dask's configuration, or a local
-    one.
+    """Do the work of `base.read` on a cluster: at this address, from Dask's configuration, or local.
 
     Raises GptError if a worker fails, and MissingError without Dask or a cluster that answers.
     """
@@ -139,6 +141,7 @@ def read(
 @contextmanager
 def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerResult]]]:
     """Yield a function that submits `read_part` to a worker, and returns a function that waits for the result."""
+    _check_settings()
     try:
         import dask
         import distributed
@@ -147,35 +150,51 @@ def _connect(address: str | None) -> Iterator[Callable[..., Callable[[], WorkerR
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     address = address or dask.config.get("scheduler-address", None)
-    cluster = None if address else _start(distributed)
-    client = None
-    try:
-        client = _open(distributed, address or cluster)
+    with ExitStack() as opened:
+        where = address or _start(dask, distributed, opened)
+        client = _open(distributed, where)
+        opened.callback(client.close)
 
         def submit(*args: Any) -> Callable[[], WorkerResult]:
-            assert client
             future = client.submit(read_part, *args, pure=False)
             return lambda: _wait(distributed, client, future)
 
         yield submit
-    finally:
-        for one in filter(None, (client, cluster)):
-            one.close()
 
 
-def _start(distributed: Any) -> Any:
-    """Start a local cluster with one process per core. Hides our main file, which its workers would run again."""
+def _check_settings() -> None:
+    """Raise UsageError if another user could have written Dask's settings, which can make it run any code. If we're
+    root, HOME may be that user's.
+    """
+    folder = Path("~/.config/dask").expanduser()
+    for place in (folder, *folder.parents) if folder.exists() else ():
+        found = place.stat()
+        if not is_user(found.st_uid, 0, os.geteuid()) or found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            raise UsageError(f"another user can change Dask's settings in {folder}: set HOME to your own", str(place))
+
+
+def _start(dask: Any, distributed: Any, opened: ExitStack) -> Any:
+    """Start a local cluster with one process per core. Our main file is hidden, because the workers would run it again.
+
+    Dask looks for modules in the folder of its temporary files. By default it's in /tmp, and another user may have made
+    it.
+    """
+    parent = dask.config.get("temporary-directory", None)
+    scratch = opened.enter_context(scratch_folder("gpt-dask-", Path(parent) if parent else None))
+    opened.enter_context(dask.config.set({"temporary-directory": str(scratch.path)}))
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # a signal may leave semaphores behind
     main = sys.modules["__main__"].__dict__
     name = main.pop("__file__", None)
     try:
         count = len(os.sched_getaffinity(0))
-        return distributed.LocalCluster(
+        cluster = distributed.LocalCluster(
             n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
         )
     finally:
         if name is not None:
             main["__file__"] = name
+    opened.callback(cluster.close)
+    return cluster
 
 
 def _open(distributed: Any, where: Any) -> Any:
@@ -218,7 +237,7 @@ def _version() -> str:
 
 
 def _wait(distributed: Any, client: Any, future: Any) -> WorkerResult:
-    """Wait for the result. Raises GptError if there won't be one: Dask waits forever if no worker is left."""
+    """Wait for the result. Raises GptError if no worker is left, because Dask would wait forever."""
     idle = 0
     try:
         while True:

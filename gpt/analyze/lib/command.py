@@ -262,7 +262,7 @@ def _check_engine(analysis: Analysis, given: dict[str, Any]) -> None:
 
 
 def _check_output(traces: Sequence[Path], path: Path | None) -> None:
-    """Raise UsageError if the output would replace a trace, whether that's read now or not."""
+    """Raise UsageError if the output would replace a trace, even if this run doesn't read that trace."""
     if path is None or not is_regular(path):
         return
     with open_regular(path) as file:

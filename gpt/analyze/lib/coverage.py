@@ -1,4 +1,4 @@
-"""Count launches with and without probes, and the reasons. Every analysis of what probes saved ends with this."""
+"""Count launches with and without probes, and the reasons. Every analysis of probe data ends with these counts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Coverage:
     def add_times(self, gpu_time: list[float], kernels: Mapping[str, float]) -> None:
         """Add GPU times in ns: `gpu_time` of all kernels without and with probes, and those without by kernel.
 
-        It isn't known how long each launch took, so a kernel's time is divided among its reasons in proportion to their
+        The time of a single launch isn't known, so a kernel's time is divided among its reasons in proportion to their
         launches.
         """
         self.gpu_time = [a + b for a, b in zip(self.gpu_time, gpu_time, strict=True)]

@@ -134,8 +134,8 @@ class _Ranks:
 
 
 def _choose_windows(launches: Tape, period: Period, align: Align) -> list[tuple[int, int]]:
-    """For some repetitions, return when the first work of this one and of the next begins. The most typical repetitions
-    come first.
+    """Choose some repetitions, the most typical ones first. For each, return when its first work begins, and when the
+    next repetition's first work begins.
     """
     counts = (period.ends - period.begins) // period.length
     parts: list[Array] = []

@@ -6,9 +6,9 @@ more than NOISE standard errors apart; the standard error is sqrt(a/m + b/n), wh
 runs. With fewer runs, only the calls within them show a spread, so the same rule is applied to m and n calls. A
 difference of at most LITTLE of the mean always counts as noise, because clocks and temperature change.
 
-One run that is far from the others of its side raises the variance, which can hide a difference that the other runs
-show. Such outliers are found with the median and the median distance from it, which a single run hardly changes, and
-the verdict names them.
+A run that's far from the others of its side raises the variance, which can hide a difference that the other runs show.
+Such outliers are found with the median and the median distance from it, which a single run hardly changes, and the
+verdict names them.
 
 A few very long calls raise the total, but also the variance, so a single run can't show that they aren't noise. But
 they do cost time, so they count as SLOWEST if they change the time of the whole program. If there are too few runs, and

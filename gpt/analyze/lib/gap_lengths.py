@@ -33,8 +33,8 @@ class GapLengths(Numbers):
         self._cut: dict[Hashable, tuple[int, int]] = {}
 
     def add_gaps(self, group: Hashable, recorded: Whole, off: Whole) -> Whole:
-        """Add gaps: for each, how long it was recorded, and how long recording was off. Return the gaps that were
-        recorded completely.
+        """Add gaps, given as the time recorded in each and the time for which recording was off. Return the gaps that
+        were recorded completely.
         """
         whole: Whole = recorded[off == 0]
         self.add(group, whole)

@@ -164,7 +164,7 @@ class GpuUse:
         return gaps, off
 
     def _keep_longest(self, group: Hashable, rows: Array, gaps: npt.NDArray[np.int64]) -> None:
-        """Update the list of the LISTED longest idle periods: some may have ended at these rows."""
+        """Update the list of the LISTED longest idle periods, some of which may have ended at these rows."""
         ends = rows["begin"] + rows["duration"].astype(np.int64)
         reach = np.maximum.accumulate(ends)
         ender = np.maximum.accumulate(np.where(ends >= reach, np.arange(len(rows)), 0))  # the row that ends last so far
@@ -235,7 +235,7 @@ class Contexts:
         self._stacks = defaultdict[int, list[int]](list)
 
     def iter(self, calls: CallTable) -> Iterator[Current]:
-        """Yield the changes made by these calls, which come after the calls of earlier invocations."""
+        """Yield the changes of context that these calls make. They must be later than the calls passed before."""
         good = np.flatnonzero(calls.of(CONTEXTS) & (calls.rows["result"] == 0))
         rows = calls.rows[["thread", "start", "duration", "object"]][good]
         for (thread, start, took, context), act in zip(rows.tolist(), calls.acts[good].tolist(), strict=True):

@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.host_calls import HostCalls
+from gpt.analyze.lib.host_calls import RUNNING, WAITING, HostCalls
 from gpt.analyze.lib.host_samples import HostSamples, Places, merge_places
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
 from gpt.analyze.lib.sequence import LAUNCH, OUT, Acts
 from gpt.analyze.lib.sequence import WAIT as WAITS
+from gpt.screen.units import amount
 from gpt.trace.rows import take
 from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 
@@ -49,6 +50,7 @@ QUEUED = "launched, not begun"
 IO, ASYNC = ("memcpy", "memset"), "Async"
 ITEM = 64  # bytes: a program that copies no more than that reads a single value
 LISTED = 1000
+LEAST = 0.1  # minimum number of calls that make streams wait, per idle time that they may explain
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
 
@@ -118,6 +120,23 @@ class Reasons:
                 own.setdefault(key, Times()).add(times)
 
 
+def describe_late(noted: Mapping[str, tuple[int, int]], late: int, several: bool) -> str:
+    """Return what launched work may have waited for, going by the functions that the host called. `late` says how often
+    work began late, and `several` whether processes share a GPU.
+    """
+
+    def find(names: tuple[str, ...]) -> str:
+        counts = [(name, noted[name][0]) for name in names if name in noted]
+        enough = LEAST * late <= sum(count for _, count in counts) > 0
+        return ", ".join(f"{amount(count, 'call')} of {name}" for name, count in counts) if enough else ""
+
+    events, functions = find(WAITING), find(RUNNING)
+    found = [f"its stream waits for functions of the host ({functions})"] if functions else []
+    if events or not found:
+        found.append("its stream waits for another one" + (f" ({events})" if events else ""))
+    return ", or ".join([*found, *(["the GPU serves another process"] if several else [])])
+
+
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:
     """Return the causes of the idle times that ended with work of a process. `idle` has these times; the calls of
     `host` are read along the way.
@@ -161,8 +180,8 @@ def _iter_pieces(trace: TraceModel, number: int, idle: Sorted, tape: Tape) -> It
 
 
 def _mark_queued(pieces: Array) -> Array:
-    """For pieces that begin during or after the call that launched the next work: leave those in the call as they are,
-    and assign the ones after its return to QUEUED_WORK.
+    """Assign pieces that begin after the return of the call that launched the next work to QUEUED_WORK. Pieces that
+    begin during the call stay as they are.
     """
     other = (pieces["begin"] >= pieces["call"]) & (pieces["since"] != pieces["call"]) & (pieces["what"] >= 0)
     pieces["what"][other] = QUEUED_WORK
@@ -348,8 +367,8 @@ def _add_up(which: Array, values: Array, count: int) -> npt.NDArray[np.int64]:
 
 
 def _find_top(groups: Array, numbers: Array) -> tuple[Array, Array, Array]:
-    """For each idle time, return the ns in all calls, the function with the most time, and that time; (NOTHING, 0) if
-    there were no calls.
+    """For each idle time, return the ns in all calls, and the function with the most time and that time, or NOTHING and
+    0 if there were no calls.
     """
     own = groups[groups["what"] >= 0].copy()
     own["range"] = 0

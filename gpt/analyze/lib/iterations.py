@@ -103,7 +103,7 @@ class LaunchSequence:
         return key == 0 or (api is not None and api[:2] == GRAPH_LAUNCH if key > 0 else not api or api.type != CAPTURED)
 
     def _named(self) -> list[tuple[int, tuple[npt.NDArray[Any], ...]]]:
-        """Return the parts, except for functions that turned out to launch no graphs, or to be captured."""
+        """Return the parts, without functions that turned out to launch no graphs or to be captured calls."""
         return [part for part in self._parts if self._launches(part[0])]
 
     def calls_of_kernels(self) -> npt.NDArray[np.void]:
@@ -218,7 +218,7 @@ def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: C
 
 
 def _count_warm(codes: Codes) -> int:
-    """Return the number of launches after which each kernel that recurs has been launched once."""
+    """Return how many launches it takes until each kernel that's launched repeatedly has been launched once."""
     _, firsts, counts = np.unique(codes, True, return_counts=True)
     return int(firsts[counts > 1].max(initial=-1)) + 1
 
@@ -267,7 +267,7 @@ class CallTimes:
 
 
 class BusyTimes:
-    """The times when the GPU was busy, if they were recorded: the first KEPT kernels and copies."""
+    """The times when the GPU was busy, if they were recorded. At most the first KEPT kernels and copies are stored."""
 
     KEPT = 1 << 20
 

@@ -22,7 +22,7 @@ USUAL = 2  # a collective that takes longer than this many times the median belo
 
 
 def classify(part: Split, mask: npt.NDArray[np.bool_]) -> str:
-    """Return the class of some collectives of a communicator: what they spend most of their time on."""
+    """Classify some collectives of a communicator by what they spend most of their time on."""
     waiting, transfer = float(part.waiting[:, mask].sum()), float(part.transfer[:, mask].sum())
     if int(mask.sum()) < FEW or part.early > EXACT * len(part.last) or not waiting + transfer:
         return UNCLEAR

@@ -208,7 +208,7 @@ class MapAnalysis(ABC):
         return kept_share(logs["kept"], logs["dropped"], blocks=blocks) if logs["dropped"] else ""
 
     def titled(self, title: str) -> str:
-        """Add a line to the title of a picture of all launches if logs dropped records."""
+        """If logs dropped records, add a line about that to the title of a picture of all launches."""
         return f"{title}\n{self.kept}" if self.kept else title
 
     def _detail_lines(self) -> Iterator[str]:
@@ -233,7 +233,9 @@ class MapAnalysis(ABC):
 
 
 def find_blocks(buffer: Buffer, saved: SavedBuffer) -> tuple[int, int] | None:
-    """Return the first and the last block with entries, for a log that dropped some. Return None for other maps."""
+    """For a log that dropped entries, return the first and the last block that has entries. Return None for
+    other maps.
+    """
     if saved.units is None or not saved.dropped or not len(saved.units):
         return None
     units = buffer.map.units(buffer.launch.threads)

@@ -1,4 +1,5 @@
-"""Collect any number of nonnegative integers by group, and compute their count, sum, maximum and exact percentiles.
+"""Collect nonnegative integers by group, however many there are, and compute their count, sum, maximum and exact
+percentiles.
 
 The numbers are spilled to disk (gpt/trace/spill.py). A percentile is found by counting: first in bins from zero to the
 largest number, then in finer bins where the percentile must be, until few numbers or a single value

@@ -131,7 +131,7 @@ def _of_blocks(launch: Launch) -> Warps | None:
 
 
 def mean_between(begins: Real, ends: Real, edges: Real) -> Real:
-    """Return the mean number of intervals that were open between each edge and the next."""
+    """For each edge, return the mean number of intervals that were open until the next edge."""
     area = np.zeros(len(edges))
     for times, sign in ((begins, 1), (ends, -1)):
         ordered = np.sort(times)

@@ -143,9 +143,7 @@ def _lay(pieces: Array, rows: Array, known: dict[int, Places], places: Groups, f
 
 
 def _note_before(pieces: Array, layer: Array) -> None:
-    """For each `first` piece, store which row covers its beginning, or ended right before it, and the note of
-    that row.
-    """
+    """For each `first` piece, store the row that covers its beginning or ended right before it, and that row's note."""
     at = np.searchsorted(layer["begin"], pieces["begin"], "left") - 1
     good = pieces["first"] & (at >= 0)
     good[good] = layer["end"][at[good]] + NEAR >= pieces["begin"][good]

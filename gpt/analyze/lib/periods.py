@@ -150,8 +150,8 @@ def _iter_stretches(codes: Codes | Sliced, length: int, repeats: int) -> Iterato
 
 
 def split_units(codes: Codes | Sliced, period: Period) -> list[Period]:
-    """Return one period for each unit, by coverage: the stretches of a period may repeat different units of the same
-    length.
+    """Return one period for each unit, sorted by coverage, because the stretches of a period may repeat different units
+    of the same length.
 
     A stretch can begin anywhere within its unit, so units are identified by a sum over their triples of launches, which
     is the same wherever they begin.
@@ -238,7 +238,7 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], rep
 
 
 def _count_same(some: Codes, others: Codes) -> int:
-    """Return the length of the prefix that both have in common."""
+    """Return how many launches two sequences have in common at their beginning."""
     end = min(len(some), len(others))
     at, size = 0, 64
     while at < end:

@@ -216,7 +216,7 @@ def _name_unit(row: tuple[Any, ...]) -> str:
 
 
 def _iter_different(units: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ITERATIONS, but leave out a stream if the row of a thread has the same unit."""
+    """Yield the rows of ITERATIONS, but skip a stream whose unit is also the unit of a thread."""
     seen = set()
     for row in units:
         key = row[0].partition(", ")[0], *row[2:]
@@ -327,7 +327,9 @@ def _chosen(totals: Totals, types: Sequence[str], op: str = "") -> list[Function
 
 
 def _launched(totals: Totals) -> int:
-    """Return the number of launches that were recorded as calls or only counted. Graphs may have launched more."""
+    """Return the number of launches that were recorded as calls or only counted. Graphs may have launched more
+    kernels.
+    """
     counted = sum(kernel.launches for kernel in totals.kernels.values())
     return counted or sum(function.calls for function in _chosen(totals, COMPUTE, "launch")) or totals.replays.unseen
 

@@ -127,7 +127,7 @@ class _Sums:
     def find(self, edges: Array, rows: Array) -> npt.NDArray[np.float64]:
         """Return the sum of all rows before each edge, and add the rows to the sums.
 
-        Each invocation gets the edges and the rows of one window of time, later than the windows before.
+        Each call of this method gets the edges and the rows of one window of time. Windows are passed in order.
         """
         found = np.zeros((len(edges), self._count))
         threads = dict(self._rows.iter(rows["thread"]))

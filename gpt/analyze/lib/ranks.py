@@ -143,7 +143,7 @@ def is_collective(name: str) -> bool:
 def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
     """Return the collective kernels by process, device and stream.
 
-    They're taken from GPU times or, if a process has none, from the map of block_sched.
+    The collectives are taken from GPU times or, if a process has none, from the map of block_sched.
     """
     from gpt.analyze.lib.block_times import find_blocks
 
@@ -202,8 +202,8 @@ Member = tuple[Lane, int]  # a lane, and the index in it of the group's first ke
 
 
 def _group(lanes: list[Lane]) -> list[list[Member]]:
-    """Group the lanes by communicator. A lane joins the group whose ends of collectives are at the steadiest distance
-    from its own.
+    """Group the lanes by communicator. A lane joins the group for which the distance between the ends of its
+    collectives and the group's varies least.
     """
     groups: list[list[Member]] = []
     for lane in lanes:
@@ -217,8 +217,8 @@ def _group(lanes: list[Lane]) -> list[list[Member]]:
 
 
 def _fit(group: list[Member], lane: Lane) -> tuple[float, int] | None:
-    """Return how much the distance between the ends of a lane and of a group varies, in ns, and the lane's shift.
-    Return None if they don't match.
+    """Compare the ends of collectives in a lane and in a group. Return by how many ns their distance varies, and the
+    lane's shift, or None if they don't match.
 
     A lane may lack kernels at its start or end.
     """

@@ -147,8 +147,8 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
 
 
 def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float, last: Whole) -> Fit:
-    """Align the clocks of SMs with the help of warps that ended at a known clock and time. Times are needed from 0 to
-    each SM's `last` clock.
+    """Align the clocks of SMs, using warps that ended at a known clock and a known time. Times are needed for clocks
+    from 0 to each SM's `last` clock.
     """
     if not ns.any():
         return Fit(None, np.zeros(len(last)))

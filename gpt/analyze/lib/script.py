@@ -1,4 +1,5 @@
-"""Load a user's own analysis: a file with a function `analyze` that turns the trace model into answers.
+"""Load an analysis that a user has written: a file with a function `analyze`, which makes answers from the trace
+model.
 
 from gpt.analyze.lib.answer import Column, make_answer
 

@@ -237,7 +237,7 @@ def iter_scan(tapes: Tapes) -> Iterator[tuple[Whole, Whole, Array, Array]]:
 
 
 def _find_copies(trace: TraceModel, number: int) -> Sorted | None:
-    """Return the copies of a process that have GPU times, and for each of them, until when the GPU was busy with
+    """Return the copies of a process that have GPU times, and for each copy, the time until which the GPU was busy with
     earlier work. Return None if there are no such copies.
     """
     places = [place for place in trace.gpus() if place[0] == number]
@@ -288,8 +288,9 @@ def _split_copies(calls: Tape, copied: Sorted) -> Tape:
 
 
 def find_loaded(tapes: Tapes, begin: int, little: float, least: int) -> tuple[int, int] | None:
-    """Return when the program's data was copied to the device: the begin of the first copy before the time `begin`, and
-    the end of the last one, leaving out final copies that together have at most `little` of the bytes.
+    """Return when the program's data was copied to the device: from the begin of the first copy before the time `begin`
+    to the end of the last one. The final copies don't count if, together, they have at most the share `little` of all
+    bytes.
 
     Return None if fewer than `least` bytes were copied.
     """

@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 class SlowCall(NamedTuple):
-    """A call. It began `start` ns after the epoch. `ranges` are the names of the pushed NVTX ranges around it,
+    """A slow call, which began `start` ns after the epoch. `ranges` are the names of the pushed NVTX ranges around it,
     outermost first.
     """
 

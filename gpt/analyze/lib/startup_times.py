@@ -254,7 +254,7 @@ class _Calls:
                 self._capturing = None
 
     def find_kinds(self, pieces: Array) -> Array:
-        """Return the index of each piece's kind, which depends on the call that the thread was in, if any."""
+        """Return the index of the kind of each piece, which depends on the call that the thread was in."""
         begin, kinds = pieces["begin"], pieces["what"].copy()
         host = kinds == NOTHING
         kinds[host] = KINDS.index(HOST)

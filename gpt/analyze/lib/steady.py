@@ -27,8 +27,8 @@ STEPS = "steps"
 
 
 class Steady(NamedTuple):
-    """The repeated unit. Times are in ns: when the first steady repetition begins, how long repetitions usually take,
-    and how long the very first one took.
+    """The unit that a process repeats. Times are in ns: when its first steady repetition begins, how long repetitions
+    usually take, and how long the very first one took.
     """
 
     period: Period
@@ -49,7 +49,7 @@ def iter_steps(tapes: Tapes, period: Period) -> Iterator[tuple[Whole, Whole, Who
     """Yield the launches that begin repetitions, when they begin, and how long each repetition takes until the next
     launch.
 
-    The last repetition is included only if a launch follows it. Time that wasn't recorded doesn't count.
+    The last repetition is left out unless a launch follows it. Durations exclude time that wasn't recorded.
     """
     counts = (period.ends - period.begins) // period.length
     for _, places in iter_units(period.begins, counts, period.length):

@@ -185,8 +185,8 @@ class ProcessTotals:
 
     @property
     def last(self) -> int:
-        """Return when the last call ended, or when recording was last turned on or off if that was later. In ns of
-        CLOCK_MONOTONIC.
+        """Return the time in ns of CLOCK_MONOTONIC when the last call ended or, if that was later, when recording was
+        last turned on or off.
         """
         return self.process.find_end(self._last)
 

@@ -1,16 +1,18 @@
 """Find the ranges of warps in the rings of probed launches, for timelines.
 
-A range begins with a record of `RANGE begin` and ends with the next record of `RANGE end` with the same name in that
-warp; a range that begins in between has its end first. A ring keeps a lane's last records, so the first ends may lack
-their begin. The warps of a block run on one SM, so their clocks are comparable without an error. Blocks on other SMs
-are aligned as sm_clocks.py describes. None of these clocks is the trace's, so the first lane that saved something, even
-if it was overwritten, is assumed to have done so when the kernel began.
+A range begins with a record of `RANGE begin` and ends with the next record of `RANGE end` with the same name from the
+same lane; a range that begins in between has its end first. If another lane saves for the warp by then, because the
+first one has left or the warp has diverged, there's no such record, and the end may be in the other lane's ring. A ring
+keeps a lane's last records, so the first ends may lack their begin. The warps of a block run on one SM, so their clocks
+are comparable without an error. Blocks on other SMs are aligned as sm_clocks.py describes. None of these clocks is the
+trace's, so the first lane that saved something, even if it was overwritten, is assumed to have done so when the kernel
+began.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +21,6 @@ import numpy.typing as npt
 from gpt.analyze.lib.density import MOST_SMS
 from gpt.analyze.lib.sm_clocks import SLOPES, SmClocks, describe_bound, highest_rate
 from gpt.base.errors import GptError
-from gpt.probe.model import RANGE_FIELDS
 from gpt.screen.units import amount
 from gpt.timeline.tracks import NO_WARP, WARP_RANGE, WarpRanges
 
@@ -35,7 +36,7 @@ MISSING = {  # the noun for a count, and the rest of the sentence
     "overwritten": ("record", "overwritten by later ones: 'ring' in the probe file says how many are kept"),
     "dropped": ("record", "dropped, because the log had no room for another ring"),
     "begun": ("range", "not drawn, because no end was recorded"),
-    "ended": ("range", "not drawn, because its begin was overwritten or not recorded"),
+    "ended": ("range", "not drawn, because no begin was recorded, or it was overwritten"),
     "units": ("warp", f"not drawn: a launch has room for {MOST_UNITS:,}"),
     "guessed": ("launch", "placed where the call or the graph begins, because the time of the kernel is not known"),
     "unaligned": ("launch", "with clocks that cannot be aligned: the ranges of each SM begin with the kernel"),
@@ -56,7 +57,7 @@ def find_warp_ranges(launches: Iterable[Ran]) -> WarpRanges:
     missing, bounds, parts = Counter[str](), list[tuple[float, str]](), [np.zeros(0, WARP_RANGE)]
     for ran in launches:
         for buffer in ran.launch.buffers.values():
-            if not is_of_ranges(buffer):
+            if not buffer.map.has_ranges or buffer.unsaved:
                 continue
             try:
                 saved = buffer.read()
@@ -83,13 +84,6 @@ def choose_blocks(found: WarpRanges) -> WarpRanges:
     return found._replace(rows=rows[rows["block"] == first[which]])
 
 
-def is_of_ranges(buffer: Buffer) -> bool:
-    """Return whether a buffer has records of ranges."""
-    layout = buffer.map
-    fields = [(name, type_) for name, type_ in layout.types.items()]
-    return bool(layout.ring and layout.ranges) and not buffer.unsaved and tuple(fields) == RANGE_FIELDS
-
-
 def _find(
     ran: Ran,
     buffer: Buffer,
@@ -103,7 +97,7 @@ def _find(
     units, which = np.unique(saved.units, return_inverse=True)
     missing["units"] += max(0, len(units) - MOST_UNITS)
     times = ran.begin + _find_times(saved, highest_rate(launch.process.cards.get(launch.device, {})), missing, bounds)
-    pairs = _pair(which, saved.slots["range"], len(titles), missing)
+    pairs = _pair(which, saved, buffer.map.ring or 0, len(titles), missing)
     rows = np.zeros(len(pairs.begins), WARP_RANGE)
     rows["begin"], rows["end"] = times[pairs.begins], times[pairs.ends]
     rows["process"], rows["device"], rows["stream"] = ran.process, launch.device, launch.stream
@@ -142,27 +136,33 @@ def _find_times(
     return np.rint(np.clip(found, 0, MOST)).astype(np.int64)
 
 
-def _pair(units: Whole, ranges: npt.NDArray[np.uint32], names: int, missing: Counter[str]) -> _Pairs:
+def _pair(units: Whole, saved: SavedBuffer, ring: int, names: int, missing: Counter[str]) -> _Pairs:
     """Find the end of each range. The records of a unit, which is an index, are in order."""
+    ranges, lanes, found = saved.slots["range"], saved.lanes, _Pairs([], [])
+    assert lanes is not None
+    lone = _pair_places(np.flatnonzero((units < MOST_UNITS) & (ranges // 2 < names)), lanes, ranges, found)
+    is_end = ranges[lone] % 2 == 1
+    cut = is_end & (np.bincount(lanes)[lanes[lone]] >= ring)  # these begins may have been overwritten
+    rest = _pair_places(lone[~cut], units, ranges, found)
+    ends = int((ranges[rest] % 2).sum())
+    missing.update(ended=ends + int(cut.sum()), begun=len(rest) - ends)
+    return found
+
+
+def _pair_places(places: Whole, owners: Whole, ranges: npt.NDArray[np.uint32], found: _Pairs) -> Whole:
+    """Find the end of each range among the records at these places, if its begin has the same owner. Return the places
+    that are left over, in order.
+    """
     open_ = defaultdict[tuple[int, int], list[int]](list)
-    found = _Pairs([], [])
-    for place, unit, edge in _iter_first(units, ranges):
+    lone: list[int] = []
+    for place, owner, edge in zip(places.tolist(), owners[places].tolist(), ranges[places].tolist(), strict=True):
         name, is_end = divmod(edge, 2)
-        if name >= names:
-            continue
-        stack = open_[unit, name]
+        stack = open_[owner, name]
         if not is_end:
             stack.append(place)
         elif stack:
             found.begins.append(stack.pop())
             found.ends.append(place)
         else:
-            missing["ended"] += 1
-    missing["begun"] += sum(map(len, open_.values()))
-    return found
-
-
-def _iter_first(units: Whole, ranges: npt.NDArray[np.uint32]) -> Iterator[tuple[int, int, int]]:
-    """Yield the index, the unit and the range of each record in the first units."""
-    places = np.flatnonzero(units < MOST_UNITS)
-    yield from zip(places.tolist(), units[places].tolist(), ranges[places].tolist(), strict=True)
+            lone.append(place)
+    return np.sort(np.array([*lone, *(place for stack in open_.values() for place in stack)], np.int64))

@@ -32,7 +32,9 @@ def _barrier(use: InstructionUse, operand: tree.Operand) -> str:
 
 
 def _change(code: str, use: InstructionUse) -> str:
-    """Write an operation that has no result. `m_` is the mbarrier, and `n_` the operand after it, or 1."""
+    """Write an operation on an mbarrier that has no result. `m_` is the mbarrier; `n_` is the operand after it, or 1 if
+    there's none.
+    """
     address, *rest = use.operands
     count = use.value(rest[0], _U32) if rest else "1u"
     return f"{{ uint64_t *m_ = {_barrier(use, address)}; uint32_t n_ = {count}; {code} }}"

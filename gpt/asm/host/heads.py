@@ -51,7 +51,9 @@ def iter_wrong(module: Module, dialect: Dialect) -> Iterator[tuple[int, str]]:
 
 
 def _may_be_wrong(head: str) -> bool:
-    """Return whether there are words after the name and the parameters, or right after `.entry` or `.func`."""
+    """Return whether a head has words that need a check: after the name and the parameters, or right after `.entry` or
+    `.func`.
+    """
     return "." in head[head.rfind(")") + 1 :] or ".attribute" in head or bool(_AFTER_KIND.search(head))
 
 

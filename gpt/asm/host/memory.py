@@ -155,7 +155,7 @@ def _fill(use: InstructionUse) -> str:
 
 
 def _is_parameter(use: InstructionUse) -> str:
-    """Write a test of whether an address is in the kernel's parameters."""
+    """Write isspacep for parameters: test whether an address is in the kernel's parameters."""
     if not use.body.is_kernel:
         raise Unsupported("not supported in device functions")
     address = use.value(use.operands[1], _ADDRESS)

@@ -225,7 +225,7 @@ class ModuleWriter:
 
     @cached_property
     def _addressable(self) -> set[str]:
-        """Return all names in the module whose addresses may be part of a variable's initial value."""
+        """Return the names of everything in the module whose address may be part of a variable's initial value."""
         text = self._whole.skeleton
         return {
             item.name
@@ -286,7 +286,7 @@ class ModuleWriter:
             self.fault(self.module.items[0].start, f"{end} bytes of constant memory, of {_MAX_CONSTANT} at most")
 
     def _check_functions(self) -> None:
-        """Check the functions that no kernel needs. Those with textures, for example, may be good for a GPU."""
+        """Check the functions that no kernel needs. They may use features that only a GPU has, such as textures."""
         whole = self._whole
         uses = Uses(whole)
         reached = uses.needed(item.name for item in whole.entries)
@@ -303,7 +303,7 @@ class ModuleWriter:
         return any(word in self._whole.skeleton[item.start : item.end] for word in OPAQUE)
 
     def _judge(self, item: Item) -> list[ModuleVariable]:
-        """Check variables that no kernel uses, and return them. Textures may be declared."""
+        """Check variables that no kernel uses, and return them. They may include textures."""
         found = []
         node = parse_declaration(self._whole.skeleton[item.start : item.end], lambda: self._whole.where(item.start))
         words = {specifier.word for specifier in node.specifiers}
@@ -460,7 +460,9 @@ class ModuleWriter:
 
 
 class _UnreachedWriter(ModuleWriter):
-    """Functions that no kernel needs: ptxas checks their instructions, but not what concerns the ABI."""
+    """Translates functions that no kernel needs, only to check them. Like ptxas, it checks their instructions, but
+    nothing that concerns the ABI.
+    """
 
     _is_reached = False
 

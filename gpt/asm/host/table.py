@@ -244,7 +244,7 @@ class Row:
 
     @cached_property
     def _spellings(self) -> frozenset[str]:
-        """Return all modifiers that occur in forms of this row, with their dots."""
+        """Return all modifiers that forms of this row can have, with their dots."""
         texts = {text for part, _ in self.parts for text in self.words.get(part, [part])}
         return frozenset(f".{text}" for whole in texts for text in (whole, *whole.split(".")))
 

@@ -376,7 +376,7 @@ class InstructionUse:
         return f"{register.name} = {value};"
 
     def base(self, operand: tree.Operand) -> str:
-        """Return the name with which an address or operand begins, or "" if it begins with something else."""
+        """Return the name at the beginning of an address or operand, or "" if there's no name."""
         first = operand.operands[0] if isinstance(operand, tree.Expression) else operand
         first = first.base if isinstance(first, tree.Index) else first
         return first.name if isinstance(first, tree.Name) else ""

@@ -127,7 +127,7 @@ class Callbacks:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children in the same process group."""
+    """Kill a process, and its children if they're in the same process group."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

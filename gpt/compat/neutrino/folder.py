@@ -50,7 +50,7 @@ class _Launch:
 
 
 class TraceFolder:
-    """The folder of a process. It's created for the first record that says more than that the process exists.
+    """The folder of a process. It's created when the first record arrives that says more than that the process exists.
 
     If it's incomplete, `fault` is the reason. After a system error, nothing more is written.
     """
@@ -289,7 +289,9 @@ class TraceFolder:
         entry.done = True
 
     def _name_result(self, start: int) -> str:
-        """Return a name for a result: the seconds since the process began, or the next time that isn't taken."""
+        """Return a name for a result: the seconds since the process began or, if that name is taken, the next
+        free one.
+        """
         header = self.process.header
         micro = max(0, self.process.clock.realtime_at(start) - int(header["realtime"])) // 1000
         while (self._inside / "result" / (name := f"{micro // 10**6}.{micro % 10**6:06d}.bin")).exists():

@@ -1,10 +1,10 @@
 """The last stage of the pipeline that weaves probes for gpt-neutrino: it keeps the code of each kernel.
 
-A request is a `module` with the kernels that are wanted; its results come after it, up to a `sync`. Each kernel gets a
-folder below the first argument. Its name consists of the kernel and the image, so that the reader of the trace can find
-it if the trace has a `module` with the same image. That isn't always so: the driver may have linked the image, or its
-digest may be missing from the trace. So the folder has a second name, made from the process and the module. Everything
-is written before the `sync` is passed on, and so before the kernel is launched.
+A request is a `module` record that lists the kernels to return. Its results come after it, up to a `sync`. Each kernel
+gets a folder below the first argument. Its name consists of the kernel and the image, so that the reader of the trace
+can find it if the trace has a `module` with the same image. That isn't always the case: the driver may have linked the
+image, or its digest may be missing from the trace. So the folder also gets a second name, made from the process and the
+module. Everything is written before the `sync` is passed on, and so before the kernel is launched.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _write_sparse(
     blocks: int,
     highest: float,
 ) -> None:
-    """Write the entries of a log, each where its unit belongs, with holes in between."""
+    """Write the entries of a log, each at the place of its unit, and leave holes in between."""
     assert saved.units is not None
     there = saved.units < blocks * section.units
     units, slots = saved.units[there].astype(np.int64), saved.slots[there]
@@ -184,8 +184,8 @@ def _write_sparse(
 def align_clocks(
     stamps: npt.NDArray[np.uint64], pairs: ClockPairs | None = None, highest: float = math.inf
 ) -> npt.NDArray[np.uint64]:
-    """Return clocks since the first clock of all SMs, or if `pairs` can't align them, of each SM. The given clocks have
-    the number of the SM above CLOCK_BITS bits.
+    """Return clocks counted from the first clock of all SMs or, if `pairs` can't align SMs, from the first clock of
+    each SM. In the given clocks, the bits above CLOCK_BITS have the number of the SM.
 
     The first one is 1, because a record of zeros would count as not saved.
     """
@@ -235,7 +235,7 @@ def _align_sms(
 
 
 def _place(units: npt.NDArray[np.int64], section: ResultSection, blocks: int) -> npt.NDArray[np.int64]:
-    """Return the position of each unit in the file, where partial warps come after all full ones."""
+    """Return the position of each unit in the file, in which partial warps come after all full warps."""
     block, unit = np.divmod(units, section.units)
     rest = section.units - section.whole
     early = block * section.whole + unit

@@ -153,7 +153,9 @@ def sum_logs(folders: Iterable[TraceFolder]) -> dict[str, Counter[str]]:
 
 
 def find_unused(kernels: str, filter_: str, names: Sequence[str]) -> Iterator[str]:
-    """Say which parts of -k are in no name, and that --filter leaves none (runtime/hook/write/selection.c does)."""
+    """Report which strings of -k are in no kernel name, and whether --filter leaves no kernel, as
+    runtime/hook/write/selection.c does.
+    """
     parts = _parts(kernels)
     chosen = [name for name in names if not parts or any(part in name for part in parts)]
     if names and (unused := [part for part in parts if not any(part in name for name in names)]):

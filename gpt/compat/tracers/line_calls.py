@@ -151,7 +151,7 @@ class LineCalls:
             yield records.make("gpu_times", **_pack(values, dtype))
 
     def count_launches(self) -> Iterator[Record]:
-        """Yield how often each kernel was launched, counted from the calls."""
+        """Yield how often each kernel was launched, as counted from the calls."""
         if self._launches:
             counts = [(count, function) for function, count in self._launches.items()]
             yield records.make("launches", **_pack(counts, COUNTED))

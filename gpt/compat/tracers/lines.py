@@ -216,7 +216,7 @@ class _Lines:
                     process.add(self._find_api(call.name, line), stamp, took, line)
 
     def _find_process(self, call: TracedCall) -> LineCalls:
-        """Return the process of a call. If several had its pid, return the last to begin."""
+        """Return the process of a call. If several processes had its pid, return the last to begin."""
         host, pid = call.line.get("host"), call.line.get("pid")
         key = host if isinstance(host, str) else None, pid if type(pid) is int and 0 <= pid < 1 << 64 else 0
         found = self._found.get(key)
@@ -263,7 +263,9 @@ class _Lines:
                 yield from taken
 
     def finish(self) -> Iterator[Record]:
-        """Yield the rest, reports of gaps, and the ends. Raises MalformedError if lines were broken."""
+        """Yield the remaining records, reports of gaps, and the ends of segments. Raises MalformedError if lines were
+        broken.
+        """
         self._add_calls(self._phases.finish())
         yield from self._flush()
         broken = [self._say(reason) for reason in FAULTS if self._skipped[reason]]

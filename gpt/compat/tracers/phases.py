@@ -1,4 +1,5 @@
-"""Assemble calls from the lines of an eBPF tracer, which reports each event as it happens: a call may have several.
+"""Assemble calls from the lines of an eBPF tracer. It reports each event as it happens, so a call may have several
+lines.
 
     {"event_id":4,"ts":0.51,"tid":7,"phase":"B","type":"userspace","name":"uprobe:/lib/libcuda.so.1:cuMemAlloc_v2"}
     {"event_id":5,"ts":0.59,"tid":7,"type":"memory","op":"alloc","size":4096}

@@ -108,8 +108,8 @@ class Emitter:
         return found
 
     def forget(self, known: Mapping[tuple[object, ...], str] = MappingProxyType({})) -> None:
-        """Forget which values have been computed, except those in `known`. Needed where control may skip the code of
-        the others.
+        """Forget which values have been computed, except those in `known`. Call this where control may have skipped the
+        code that computes the others.
         """
         self._made = dict(known)
 
@@ -140,9 +140,9 @@ class Emitter:
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]
     ) -> None:
-        """Call `body` to write code that reads the registers in `given` and changes those in `changed`. The code
-        becomes a function, which all places share that use this name, or is written in place. `body` gets an Emitter,
-        and the registers to use for the two lists.
+        """Call `body` to write code that reads the registers in `given` and changes the registers in `changed`. The
+        code is either written in place, or becomes a function, which is shared by all places that use the same name.
+        `body` gets an Emitter, and the registers that it must use for the two lists.
         """
         if self.functions is None:
             known = self.known_values()

@@ -65,7 +65,9 @@ class Fetcher:
     # Helpers
 
     def helper(self, name: str) -> str:
-        """Return a register or a constant with the value of a helper whose type doesn't depend on the instruction."""
+        """Return a register or a constant that has the value of a helper whose type doesn't depend on the
+        instruction.
+        """
         code, bound = self.code, self.bound
         match name:
             case "SMID" | "LANEID":

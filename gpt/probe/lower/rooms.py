@@ -117,7 +117,7 @@ class _Save(NamedTuple):
 
     @property
     def shared(self) -> list[Stored]:
-        """The values of those fields that are the same in all lanes that save together."""
+        """Return the values of fields that have the same value in all lanes that save together."""
         return [
             Stored(field.at, max(WORD, field.size), self.values[number])
             for number, field in self.fields.items()
@@ -489,8 +489,8 @@ def _bit_of_lane(code: Emitter) -> str:
 
 
 def _is_needed(code: Emitter, tiled: str) -> str:
-    """Return the predicate that this lane stores its distance. In a tile, only lanes do whose number has a single bit
-    set.
+    """Return the predicate that this lane stores its distance. In a tile, only lanes whose number has a single bit set
+    do.
     """
     low, rest = _split(code)
     several = code.make("pred", "setp.ne.u32", rest, 0)

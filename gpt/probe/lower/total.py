@@ -1,5 +1,5 @@
-"""Write the code for a SAVE to a total: combine the values of each lane with the values of its unit, by sum, minimum or
-maximum, or keep the last ones.
+"""Write the code for a SAVE to a total. It combines each lane's values with the values of its unit, by sum, minimum or
+maximum, or replaces them.
 
 If the target has redux, one lane reduces the values of all lanes that save together. If these are all threads of the
 unit, and none of them saves again, nobody else writes to the unit, so that lane stores the record without an atomic. In
@@ -39,8 +39,8 @@ def find_flipped(field: Field) -> int:
 def take_in(
     code: Emitter, placed: PlacedMap, address: str, values: list[str], widths: list[int], saves: Condition | None
 ) -> None:
-    """Combine the values of all lanes in which the condition holds. A value may be narrower than its field, or
-    empty.
+    """Combine the values of all lanes in which the condition holds with their units. A value may be narrower than its
+    field, or empty.
     """
     map_ = placed.map
     given = () if placed.counted else zip(map_.fields, values, widths, strict=True)

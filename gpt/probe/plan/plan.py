@@ -192,7 +192,7 @@ class Plan:
 
     def _drop_unfit(self) -> bool:
         """Drop probes from the sites where lowering failed. Return True if everything has to be lowered again, because
-        a site lost its other snippet, or because a probe has become pointless.
+        a site lost another snippet too, or because a probe has become pointless.
         """
         if not self._unfit:
             return False

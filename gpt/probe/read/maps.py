@@ -7,7 +7,7 @@ from typing import Any
 from gpt.base.errors import GptError, MalformedError
 from gpt.probe.model import LEADERS, LEVELS, OPS, Field, Map, Scale, layout, layout_slot
 from gpt.ptx.types import SIZES
-from gpt.stream.rooms import MOST_RING
+from gpt.stream.rooms import ARENAS, HEAD, MOST_RING, SECTOR
 
 OPTIONS = (
     "leader",
@@ -27,7 +27,8 @@ MAX_KEY = 2  # fields per key of a table
 MAX_TABLE = 1 << 20  # bytes of a table's slots
 MAX_SIZE = 4096  # bytes per record
 MAX_CAPACITY = 1 << 24  # records per thread, warp or block
-MAX_BUDGET = 1 << 40  # bytes per log
+MIN_BUDGET = HEAD + ARENAS * SECTOR  # bytes per log; one with a smaller capacity couldn't even grow
+MAX_BUDGET = 1 << 35  # runtime/hook/probe/answer.c takes no more
 
 
 def parse_number(value: Any) -> int | None:
@@ -177,10 +178,10 @@ def make_map(
         raise GptError(f"{what}: 'counts' is true or false, of a total", where)
     if budget is not None and not parse_number(budget):
         raise GptError(f"{what}: budget '{budget}' is not a number of bytes", where)
-    if (parse_number(budget) or 0) > MAX_BUDGET:
-        raise GptError(f"{what}: a budget of {budget} bytes; the limit is {MAX_BUDGET}", where)
     if budget is not None and capacity is not None:
         raise GptError(f"{what}: a budget beside a fixed capacity", where)
+    if budget is not None and not MIN_BUDGET <= (parse_number(budget) or 0) <= MAX_BUDGET:
+        raise GptError(f"{what}: a budget of {budget} bytes; it may be from {MIN_BUDGET} to {MAX_BUDGET}", where)
     if ring is not None and not 0 < (parse_number(ring) or 0) <= MOST_RING:
         raise GptError(f"{what}: ring '{ring}' is not a number of records from 1 to {MOST_RING}", where)
     if ring is not None and (type != "array" or level == "thread" or capacity is not None):
@@ -190,9 +191,6 @@ def make_map(
     scale = _parse_scale(fields, type, capacity, {"low": low, "high": high, "step": step}, what, where)
     line = int(where.rpartition(":")[2])
     counts = counts and not scale
-    made = Map(
+    return Map(
         name, level, size, capacity, placed, leader, parse_number(budget), line, type, counts, scale, parse_number(ring)
     )
-    if made.budget is not None and made.budget < 16 + made.stride:  # the count of the log, a record, and its unit
-        raise GptError(f"{what}: a budget of {budget} bytes, in which no record has room", where)
-    return made

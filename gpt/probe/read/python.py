@@ -35,13 +35,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.model import EDGES, LEVELS, MAP_TYPES, RANGE_FIELDS, Map, Probe, ProbeFile, Register, layout
+from gpt.probe.model import EDGES, LEVELS, MAP_TYPES, Map, Probe, ProbeFile, Register, layout
 from gpt.probe.positions import parse_positions
 from gpt.probe.read.maps import OPTIONS, default_capacity, make_map, parse_capacity, parse_number, parse_sample
 from gpt.probe.read.python_body import Compiler
 from gpt.probe.read.python_expr import TYPES, number
 from gpt.probe.read.ranges import number_ranges
 from gpt.ptx.types import SPECIAL
+from gpt.stream.rooms import RANGE_FIELDS
 
 _MAP = {"level", "size", "cap", *OPTIONS}
 _PROBE = {"pos", "position", "level", "before", "no_pred", "sample"}

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpt.base.errors import GptError, MalformedError
-from gpt.probe.model import EDGES, RANGE_FIELDS, Map, Probe, Save
+from gpt.probe.model import EDGES, Map, Probe, Save
 from gpt.ptx import tree
+from gpt.stream.rooms import RANGE_FIELDS
 
 MAX_NAME = 64  # characters
 MAX_RANGES = 256  # names in a file

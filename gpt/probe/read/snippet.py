@@ -19,8 +19,10 @@ from gpt.ptx.quick import parse_statement
 from gpt.ptx.scan import scan_statements
 from gpt.ptx.types import SIZES, integer
 
-_NAMED_SAVE = re.compile(r"(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)")
-_RANGE = re.compile(rf"\bRANGE[ \t]+({'|'.join(EDGES)})[ \t]+")
+# Comments and strings, which stay as they are; `SAVE [MAP]`; and RANGE with its first word
+_WORDS = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"[^"\n]*"|(\bSAVE\s*\[[^\]\n]*\])\s*(?=\{)|\bRANGE\s+(\w+)(\s+)""", re.DOTALL
+)
 MAX_TEXT = 1 << 16  # bytes per snippet
 MAX_REGISTERS = 64  # registers in a declaration that has a count
 
@@ -33,7 +35,7 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
     """
     if len(text) > MAX_TEXT:
         raise GptError(f"probe '{probe}': snippet larger than {MAX_TEXT >> 10} KiB", f"{path}:{first}")
-    text = _RANGE.sub(r"RANGE.\1 ", _NAMED_SAVE.sub(r"\1,", text))
+    text = _WORDS.sub(_as_instruction, text)
     lines: list[Line] = []
     registers: list[Register] = []
     module = None
@@ -66,6 +68,14 @@ def parse_snippet(text: str, path: str, first: int, probe: str, is_text: bool = 
         line = int(error.where[1:].partition(":")[0])  # line number within the snippet
         raise _malformed(error, path, first + line - 1 if is_text else first, probe) from None
     return Snippet(tuple(lines)), registers
+
+
+def _as_instruction(found: re.Match[str]) -> str:
+    """Return a SAVE or RANGE as an instruction, which is what the parser takes."""
+    save, edge, space = found.groups()
+    if save:
+        return f"{save},"
+    return f"RANGE.{edge}{space}" if edge else found[0]
 
 
 def _parse(text: str, path: str, line: int, probe: str, is_text: bool) -> list[tree.Statement]:

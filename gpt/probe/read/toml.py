@@ -18,6 +18,7 @@ from gpt.probe.read.ranges import find_ring, number_ranges, refuse_ranges
 from gpt.probe.read.snippet import parse_snippet
 from gpt.probe.read.toml_lines import lines_of
 from gpt.ptx.types import SIZES
+from gpt.stream.rooms import RANGE_FIELDS
 
 TOP = {
     "author",
@@ -249,7 +250,7 @@ class _TomlReader:
         given = [key for key in ("data", "regs", "fields") if key in table]
         if len(given) != 1 and (given or "ring" not in table):
             raise MalformedError(f"{what}: needs its fields, once, as 'data' or 'regs'", where)
-        fields = list(model.RANGE_FIELDS)
+        fields = list(RANGE_FIELDS)
         if given:
             fields = self.fields(what, table[given[0]], self.where("map", name, given[0]))
         size = parse_number(table["size"]) if "size" in table else model.layout(fields)[1]

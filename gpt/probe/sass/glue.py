@@ -44,7 +44,9 @@ def add_uniform(to: int, source: int, uniform: int) -> int:
 
 
 def add_wide(to: int, source: int, value: int) -> int:
-    """Encode IMAD.WIDE R, R, value, R: before, `to` holds 1; after, it holds the 64-bit sum of `source` and `value`."""
+    """Encode IMAD.WIDE R, R, value, R. Before it, `to` must hold 1; after it, `to` holds the 64-bit sum of `source` and
+    `value`.
+    """
     return 0x825 | PLAIN | to << 16 | to << 24 | (value & 0xFFFFFFFF) << 32 | source << 64 | 0x78E02 << 72
 
 

@@ -54,8 +54,8 @@ class Lowerer:
 def examine(
     plan: Plan, function: SassFunction, files: Sequence[ProbeFile]
 ) -> tuple[list[Names], list[dict[str, str]], list[Hashable]]:
-    """Return for each file: its registers, which of them are constants, and all that its bodies depend on in a kernel,
-    except faces.
+    """Return three things for each file: its registers, which of them are constants, and everything in a kernel that
+    its bodies depend on, except faces.
     """
     names, constants, states = list[Names](), list[dict[str, str]](), list[Hashable]()
     uses: list[list[PlacedSnippet]] = [[] for _ in files]

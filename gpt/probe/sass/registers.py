@@ -39,8 +39,8 @@ class NothingToSpareError(CannotProbe):
 
 
 def usable(kernel: Kernel) -> int:
-    """Return how many registers a kernel may use at no cost. If some of its warps give registers back, it's those it
-    has.
+    """Return how many registers a kernel may use at no cost. If some of its warps give registers back, these are the
+    registers that it has already.
     """
     if kernel.code.find({"USETMAXREG"}):
         return kernel.kept

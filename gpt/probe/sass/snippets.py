@@ -149,8 +149,8 @@ class Compiler:
 
 
 def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, ...] = ()) -> Compiled | str:
-    """Return the words of a function as a snippet, or a message why they can't be one. The first `given` registers from
-    R4 on are arguments.
+    """Return the words of a function as a snippet, or a message that says why they can't be one. The first `given`
+    registers from R4 on are arguments.
     """
     names = [table.opcode(word).name for word in words]
     if RET not in names:

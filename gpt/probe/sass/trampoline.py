@@ -151,7 +151,9 @@ class Splicer:
                     raise
 
     def _fixed(self, piece: Piece) -> tuple[dict[int, int], set[int]]:
-        """Return the kernel's registers for those values that need no code, and which of them the snippet may write."""
+        """Return the kernel's registers that hold values for which no code is needed, and which of them the snippet may
+        write.
+        """
         fixed: dict[int, int] = {}
         written: set[int] = set()
         named = piece.compiled.named.R

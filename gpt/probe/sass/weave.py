@@ -214,7 +214,7 @@ class _Weaver:
                 before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
                 after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
                 if index == 0:
-                    before += self._begin(uses, kept)
+                    before[:0] = self._begin(uses, kept)
                     if slots:
                         before, after = [], [*before, *after]
                 before = [piece for piece in before if piece.compiled.snippet.words]
@@ -233,7 +233,7 @@ class _Weaver:
         return splicer
 
     def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
-        """Return the code that sets those kept values that the snippets at the entry don't set."""
+        """Return the code that sets kept values that no snippet at the entry sets."""
         written = {
             f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
         }

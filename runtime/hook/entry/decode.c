@@ -247,8 +247,8 @@ static const char *keep_name(const char *name) {
     return at + size <= sizeof(name_store) ? memcpy(name_store + at, name, size) : NULL;
 }
 
-// Return the slot of a function that isn't in driver.h, or whose place another function of the same name has
-// taken.
+// Return the slot of a function that isn't in driver.h, or whose slot there belongs to another function of
+// the same name.
 static struct slot *find_slot(void *real, const char *symbol) {
     uint64_t hash = (uint64_t)real * 0x9e3779b97f4a7c15u;
     struct slot *made = NULL;

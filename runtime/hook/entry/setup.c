@@ -90,8 +90,8 @@ __attribute__((constructor)) static void setup(void) { hook_setup(); }
 EXPORT nvtx_initialize InitializeInjectionNvtx2;
 EXPORT nvtx_initialize_extension InitializeInjectionNvtxExtension;
 
-// Find a function in the library that NVTX_INJECTION64_PATH named before us. Returns NULL if it named none,
-// or ours.
+// Find a function in the library that NVTX_INJECTION64_PATH named before us. Returns NULL if there's
+// none, or if it's ours.
 static void *find_other(const char *name, void *ours) {
     const char *path = getenv("GPT_HOOK_NVTX");
     void *library = path && *path ? hook_real_dlopen(path, RTLD_LAZY) : NULL;

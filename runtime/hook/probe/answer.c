@@ -394,6 +394,8 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
     *answer = (struct gpt_bytes){0};
     if (!read_all(woven, kernel))
         explain(woven, kernel);
+    else if (hook_has_growing_log(woven))
+        woven->needed = hook_needed_before(kernel);
     return woven;
 }
 

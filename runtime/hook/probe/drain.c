@@ -45,8 +45,8 @@ static void write_times(const struct slab *slab, const struct save *save, uint64
                .original = {known, original});
 }
 
-// Since when the writer has been busy without a pause. If that's a long time and more slabs are waiting, it
-// can't keep up with the program.
+// When the writer last started to work after a pause, or 0. If that was long ago and more slabs are waiting,
+// the writer can't keep up with the program.
 static uint64_t busy_since;
 static bool more_wait;
 

@@ -76,6 +76,7 @@ struct woven {
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
+    uint64_t needed;            // bytes that its largest launch needed in the run that this one repeats, or 0
 };
 
 // Return whether the pipeline would give the same answer again. A failure may be temporary, for example if a
@@ -300,7 +301,7 @@ void hook_want_fewer(struct probed *first, unsigned registers);
 // Answers to the program's questions about occupancy.
 
 // Compare a kernel that has just been loaded with the answers that the program has already got about its own
-// kernel. Returns NULL, or WHY(occupancy).
+// kernel. Returns NULL if they still hold, else WHY(occupancy).
 const struct reason *hook_compare_occupancy(struct probed *probed, const struct bound *bound);
 
 extern handler hook_after_blocks, hook_after_block_size, hook_after_shared, hook_after_clusters;
@@ -656,8 +657,8 @@ struct patience {
     uint64_t progress, looks;
 };
 struct patience hook_patience_of(unsigned seconds, bool by_clock);
-// Wait until a slab may have been given back. With `soon`, wait only for a moment. Returns false if it takes
-// too long.
+// Wait until a slab may have been given back. With `soon`, wait only for a moment. Returns false once the
+// caller's patience has run out.
 bool hook_wait_for_return(struct patience *patience, bool soon);
 // Return whether a slab is being given back, or may be soon. A slab isn't sent while a launch into it is
 // being made, and if another thread has taken a slab, it may keep it or not.
@@ -977,9 +978,10 @@ struct settings {
     uint64_t detail; // launches of a kernel and grid that keep all that was saved
     uint64_t memory; // device memory for buffers, in bytes; 0: a tenth of what's free
     bool complete;
-    bool keeps;     // stages keep their output (--keep): request everything
-    bool benchmark; // also launch the kernel without probes
-    bool memusage;  // only count records
+    bool keeps;        // stages keep their output (--keep): request everything
+    bool benchmark;    // also launch the kernel without probes
+    bool memusage;     // only count records
+    const char *rerun; // the trace of the run that this one repeats, or NULL
 };
 extern struct settings hook_settings;
 
@@ -989,6 +991,12 @@ void hook_probe_begin(void);     // when something was loaded: initializes this 
 bool hook_is_this_process(void); // false in a child that shares our memory, as after vfork
 bool hook_is_wanted(const char *kernel, const struct order *order);
 bool hook_is_closed(const char *path); // true if the library's code is closed, so we leave it alone
+
+// -- rerun.c ---------------------------------------------------------------
+
+// Return how many bytes the kernel's largest launch needed in the run that this one repeats, or 0 if that
+// isn't known.
+uint64_t hook_needed_before(const char *kernel);
 
 // -- sources.c -------------------------------------------------------------
 

@@ -251,7 +251,8 @@ void hook_end_replay(struct replay *replay) {
 //
 // Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
 // gets logs that are large enough. The first launch with another grid or block gets as much for each thread
-// as the most that any launch of the kernel needed.
+// as the most that any launch of the kernel needed; with --rerun, it gets as much as the kernel's largest
+// launch needed in the run that this one repeats.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
@@ -266,7 +267,7 @@ struct demand {
     struct demand *next;
     struct key key;
     struct demand *all; // the demand for any grid and block, which are 0 in its key; there it's NULL
-    _Atomic bool counted;
+    _Atomic bool counted, repeats; // `repeats`: the sectors come from the earlier run
     _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
 
@@ -303,6 +304,16 @@ static struct demand *find(const struct key *key, bool *known) {
     return found;
 }
 
+// It isn't known which of several logs needed the memory, so each gets as much.
+static bool repeat(struct demand *demand, const struct woven *woven) {
+    for (size_t i = 0; i < woven->map_count; i++)
+        if (woven->maps[i].grows)
+            atomic_store(&demand->sectors[i], woven->needed / ROOM_SECTOR);
+    atomic_store(&demand->repeats, true);
+    atomic_store(&demand->counted, true);
+    return true;
+}
+
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
                                 const struct demand **earlier) {
     const struct woven *woven = save->probed->woven;
@@ -318,6 +329,8 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
     struct demand *found = all ? find(&key, &known) : NULL;
     if (found) {
         found->all = all;
+        if (!known && woven->needed)
+            known = repeat(found, woven);
         *earlier = known ? found : any ? all : NULL;
     }
     pthread_mutex_unlock(&lock);
@@ -335,6 +348,9 @@ static unsigned __int128 threads_of(const struct key *key) {
 
 // Only the writer thread does this.
 static bool add_sectors(struct demand *demand, uint32_t map, unsigned __int128 sectors) {
+    if (atomic_exchange(&demand->repeats, false))
+        for (uint32_t i = 0; i < demand->key.maps; i++)
+            atomic_store(&demand->sectors[i], 0);
     if (sectors > atomic_load(&demand->sectors[map]))
         atomic_store(&demand->sectors[map], sectors < UINT64_MAX ? (uint64_t)sectors : UINT64_MAX);
     return !atomic_exchange(&demand->counted, true);

@@ -90,6 +90,7 @@ void hook_probe_setup(void) {
         .keeps = keep && *keep,
         .benchmark = getenv("GPT_HOOK_PROBE_BENCHMARK") != NULL,
         .memusage = getenv("GPT_HOOK_PROBE_MEMUSAGE") != NULL,
+        .rerun = hook_keep_variable("GPT_HOOK_PROBE_RERUN"),
     };
     const char *identity = hook_keep_variable("GPT_HOOK_PROBE");
     hook_probing = getenv(GPT_CONTROL) || (identity && *identity);

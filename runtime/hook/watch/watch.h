@@ -135,14 +135,14 @@ static inline uint64_t frame_arg(const struct frame *frame, unsigned index) {
                                       : frame->registers.stack[index - ARCH_REGISTER_ARGS];
 }
 
-// For handlers before the call, which may also replace frame->real. Stack arguments belong to the function
-// called, so we may change them.
+// Handlers that run before the call may set its arguments, and may also replace frame->real. Stack arguments
+// belong to the function called, so we may change them.
 static inline void frame_set_arg(struct frame *frame, unsigned index, uint64_t value) {
     *(index < ARCH_REGISTER_ARGS ? &frame->registers.args[index]
                                  : &frame->registers.stack[index - ARCH_REGISTER_ARGS]) = value;
 }
 
-// Also for handlers before the call: skip the driver and give the program this result.
+// Handlers that run before the call may also skip the driver and give the program this result.
 static inline void frame_answer(struct frame *frame, uint64_t result) {
     frame->real = NULL;
     frame->answer = result;
@@ -564,8 +564,8 @@ extern nvtx_function *hook_nvtx_payload[NVTX_SLOTS];
 int hook_nvtx_exchange(nvtx_get_export_table *get_table, nvtx_initialize *other, bool wanted,
                        nvtx_function *const *core, nvtx_function *const *core2);
 
-// The same for an NVTX extension, where `ours` has the functions of the payload extension. Other extensions,
-// and unknown versions or tables, are left to the other tool.
+// Do so for an NVTX extension; `ours` has the functions of the payload extension. Other extensions, and
+// unknown versions or tables, are left to the other tool.
 int hook_nvtx_extend(nvtxExtModuleInfo_t *module, nvtx_initialize_extension *other, bool wanted,
                      nvtx_function *const *ours);
 

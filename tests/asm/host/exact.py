@@ -93,7 +93,9 @@ class Format:
         return sign | (self.greatest + (away and self.infinity and not finite))
 
     def samples(self, count: int, source: random.Random) -> list[int]:
-        """Return the encodings that matter, then random ones with any exponent and with exponents near 1."""
+        """Return encodings in random order: a third are special ones, a third are any bits, and the others have values
+        near 1.
+        """
         fraction, inf = 1 << self.fraction, self.greatest + 1
         one = self.bias << self.fraction
         chosen = [0, 1, 2, 3, fraction // 2, fraction - 1, fraction, fraction + 1, 2 * fraction - 1, 2 * fraction]

@@ -6,8 +6,8 @@ lines. `ours` asks the simulated device's back end in the same way.
 
     python -m tests.asm.host.forms sm_90 8.7 <lines.ptx
 
-prints which of these lines ptxas and the simulated device take. Lines can use the registers that `head` declares, such
-as `%b32_1` and `%p1`, and its variables `shared_`, `global_` and `parameter_`.
+prints which of these lines ptxas and the simulated device accept. Lines can use the registers that `head` declares,
+such as `%b32_1` and `%p1`, and its variables `shared_`, `global_` and `parameter_`.
 """
 
 from __future__ import annotations
@@ -207,9 +207,10 @@ def _operand(row: Row, slot: Slot, values: dict[str, str], number: int, width: i
 
 
 def theirs(lines: Sequence[str], ptxas: str, target: str, version: str, folder: Path) -> list[str]:
-    """Return ptxas's error for each line, "" if it takes it. Some errors end a run early, and some lines crash it.
+    """Return ptxas's error for each line, or "" if it accepts the line. Some errors end a run early, and some lines
+    crash ptxas.
 
-    ptxas checks some things only in modules without errors, so a line may be taken among bad ones but not alone.
+    ptxas checks some things only in modules without errors, so it may accept a line among bad ones, but not alone.
     """
     start = head(target, version)
     first = start.count("\n") + 1

@@ -1,5 +1,5 @@
-"""Integer instructions, computed with Python's exact arithmetic. Where PTX leaves a result undefined (a division by
-zero), it's the result in gpt/asm/host/integer.py.
+"""Integer instructions, computed with Python's exact arithmetic. PTX leaves some results undefined, as for a division
+by zero. gpt/asm/host/integer.py says which results are expected.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ WORDS = ("s16", "u16", "s32", "u32", "s64", "u64")
 
 
 def piece(word: int, part: str, type_: str) -> int:
-    """Return a word, or the part of it that `.b2` or `.h1` names, as a type with that sign."""
+    """Return a word, or the part of it that `.b2` or `.h1` names, as a signed or unsigned type."""
     size = {"": 32, "b": 8, "h": 16}[part[:1]]
     return cast(word >> size * int(part[1:] or 0), f"{type_[0]}{size}")
 

@@ -55,7 +55,7 @@ def answers(
     before: Sequence[str | Path] = (),
     env: Mapping[str, str] = os.environ,
 ) -> list[Answer]:
-    """Run jobs on the first device of libcuda.so.1, or of the one in the folder `library`.
+    """Run jobs on the first device of the system's libcuda.so.1, or of the libcuda.so.1 in the folder `library`.
 
     `patience` is the time limit in seconds for all jobs in one process, `before` a prefix of its command.
     """

@@ -341,7 +341,7 @@ def values(t: str) -> list[int]:
 
 
 def inputs(row: Row, limit: int = 256) -> list[tuple[int, ...]]:
-    """Return operands for a row: all combinations of its boundaries, or `limit` of them, always the same."""
+    """Return operands for a row: all combinations of its boundaries, or the same `limit` of them each time."""
     choice = random.Random(row.text)
     lists = [values(t) for t in row.operands]
     total = 1

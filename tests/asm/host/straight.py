@@ -36,8 +36,8 @@ class Opcode(NamedTuple):
     """`form` has {} for results, then for operands, and {c} for the step's constant; it may be a list of instructions.
 
     `results` and `operands` are pairs of a size and the allowed kinds of registers. `does` takes bits and returns the
-    bits of each result: for all lanes at once if it `meets`, and with the thread's memory as the first argument if it
-    `remembers`.
+    bits of each result: for all lanes at once if `meets` is set, and with the thread's memory as the first argument if
+    `remembers` is set.
     """
 
     form: str
@@ -334,8 +334,8 @@ class Program:
         )
 
     def differs(self, found: bytes, wanted: bytes) -> str:
-        """Return the first difference between two results, and the last step that wrote there;
-        empty if they're equal.
+        """Return the first difference between two results and the last step that wrote there, or "" if they're
+        equal.
         """
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
         if at is None:

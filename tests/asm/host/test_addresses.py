@@ -160,7 +160,7 @@ def test_they_wrap(thread):
         ("sub.u64 %d9, %p, 0x100000000; ld.global.u32 %r9, [%d9];", "ADDRESS"),
     ],
 )
-def test_what_lies_outside(thread, text, fault):
+def test_accesses_outside_a_variable_fault(thread, text, fault):
     with pytest.raises(RuntimeError, match=f"^{fault} "):
         thread.run(kernel(f"{DECLARED} {text} st.global.u32 [%p], %r9;", MODULE), bytes(4096))
 
@@ -180,7 +180,7 @@ def test_what_lies_outside(thread, text, fault):
         ("cp.async.ca.shared.global [tile], [tile], 16;", "an address of .shared as one of .global"),
     ],
 )
-def test_what_ptxas_refuses(thread, text, fault):
+def test_invalid_addresses_are_refused(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(f"{DECLARED} {text}", MODULE))
     assert fault in caught.value.found[0][1]

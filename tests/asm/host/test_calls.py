@@ -71,7 +71,7 @@ def test_vector_registers(thread):
         (".reg .v2 .b32 v; call (_), plain, (v);", "'v' for the parameter '.param .b64 a'"),
     ],
 )
-def test_what_ptxas_refuses_or_makes_no_sense_of(thread, text, fault):
+def test_invalid_calls_are_refused(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(text, MODULE))
     assert fault in caught.value.found[0][1]

@@ -103,8 +103,8 @@ def test_mixed_as_on_an_h200(thread):
 
 
 def test_calls_and_branches(thread):
-    """A function has its own flag. A branch preserves the flag, and so does an instruction that's
-    skipped by its guard.
+    """A function has its own flag. The flag survives branches, and instructions that are skipped because of their
+    guards.
     """
     function = """
 .func (.reg .u32 z) less(.reg .u32 a) { .reg .u32 t; sub.cc.u32 t, a, 1; subc.u32 z, 100, 0; ret; }"""

@@ -122,7 +122,7 @@ def test_calls_and_branches(thread):
     assert struct.unpack(f"<{len(WANTED)}i", found) == WANTED
 
 
-def test_what_is_stored_through_the_window_of_local_memory_is_seen_by_name(thread):
+def test_generic_stores_to_local_memory_are_visible_by_name(thread):
     body = """.local .align 16 .b8 own[32]; mov.u64 %d1, own; st.local.u32 [%d1], 5; cvta.local.u64 %d2, %d1;
     ld.u32 %r1, [%d2]; add.u64 %d1, %d1, 8; st.local.v2.u32 [%d1+8], {6, 7}; ld.local.u32 %r2, [own+20];
     st.u32 [%d2+24], 8; ld.local.u32 %r3, [own+24]; alloca.u64 %d3, 64; st.local.u32 [%d3+60], 9;
@@ -228,7 +228,7 @@ def test_faults(thread, body, fault):
     assert str(found.value).startswith(fault)
 
 
-def test_what_is_not_supported_is_refused_with_its_line():
+def test_unsupported_instructions_are_refused_with_their_line():
     text = kernel(
         "    tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%p, {%r1}];\n    nothing.u32 %r1;\n    add.u32 %r1, %r2, y;"
     )

@@ -1,5 +1,5 @@
-"""For instructions at their boundaries, the simulated device gives the results of an H200, to the bit if PTX defines
-them.
+"""At the boundaries of their operands, instructions give the same results on the simulated device as on an H200. Where
+PTX defines the bits, all bits are equal.
 """
 
 import ctypes

@@ -30,7 +30,7 @@ QUICK = ["wild", "misaligned shared", "trap"]
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else full(case) for case in faults.CASES])
-def test_what_goes_wrong(case, tmp_path):
+def test_faults_are_explained(case, tmp_path):
     env = os.environ | {"LD_LIBRARY_PATH": str(hooked.runtime() / "sim"), "GPT_SIM_RUN": "all"}
     env |= {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(

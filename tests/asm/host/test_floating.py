@@ -114,8 +114,8 @@ def without_fma(monkeypatch):
 @pytest.mark.parametrize("count", [8, full(3000)])
 @pytest.mark.parametrize("name", first("f32", "f16", "bf16", "f64"))
 def test_exact(tmp_path, without_fma, name, count):
-    """Arithmetic, rounded once in each mode; comparison; conversion. With a processor's fma, and if FULL is set, also
-    without.
+    """Check arithmetic, rounded once in each mode, comparisons and conversions. The processor's fma is used; if FULL is
+    set, the test also runs without it.
     """
     cases, operands = cases_of(FORMATS[name]), share(operands_of(FORMATS[name], count))
     made = [results(Thread(tmp_path), cases, operands)]
@@ -270,7 +270,7 @@ SPECIAL = {  # results for +infinity, -infinity, +0, -0, -1; None for a NaN
 
 
 def test_approximate(thread):
-    """The special values and the errors, and subnormal numbers with and without .ftz."""
+    """Check special values, error bounds, and subnormal numbers with and without .ftz."""
     source = random.Random(3)
     numbers = [math.ldexp(source.uniform(0.5, 1), source.randint(-8, 6)) for _ in range(100)]
     special = [INFINITE, INFINITE | MINUS, ZERO, MINUS, 0xBF800000, 0x7FC00005, 0x00400000, 0x80400000]

@@ -45,7 +45,7 @@ KNOWN = (  # instructions that ptxas takes and the simulated device refuses, and
 
 
 def is_known(line: str, taken: bool) -> bool:
-    """Return True if a difference is listed. The simulated device must not accept anything that ptxas rejects."""
+    """Return whether a difference is a known one. The simulated device must not accept anything that ptxas rejects."""
     return not taken and any(re.match(pattern, line) for pattern, _ in KNOWN)
 
 
@@ -200,7 +200,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("shfl.sync.idx.b32 _|%p1, %b32_1, 0, 31, -1;", "'_' where a register is expected"),
     ],
 )
-def test_what_ptxas_refuses_is_refused_with_a_reason(ptxas, tmp_path, line, reason):
+def test_forms_that_ptxas_refuses_are_refused_with_a_reason(ptxas, tmp_path, line, reason):
     assert forms.theirs([line], ptxas, "sm_90a", "8.6", tmp_path) != [""]
     assert reason in forms.ours([line], "sm_90a", "8.6")[0]
 
@@ -233,7 +233,7 @@ def test_braces_around_one_register_and_discarded_results(ptxas, tmp_path):
 
 @pytest.mark.parametrize("version", ["8.6", "9.0"])
 def test_operands_of_later_instructions(ptxas, tmp_path, version):
-    """Compare what sm_90 doesn't have: st.bulk, and stores of 256 bits with an eviction priority."""
+    """Compare instructions that sm_90 doesn't have: st.bulk, and stores of 256 bits with an eviction priority."""
     lines = ["st.bulk [%b64_1], %b64_2, 0;", "st.bulk.shared::cta.weak [%b32_1], %b64_2, 0;"]
     for address in ("[%b64_1]", "[%b64_1+8]", "[shared_]", "[global_]", "[%u32_1]", "[%b16_1]", "shared_"):
         lines += [f"st.bulk{words} {address}, %b64_2, 0;" for words in ("", ".weak", ".weak.shared::cta")]
@@ -321,7 +321,7 @@ def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
 
 
 def test_modes_that_ptxas_gets_wrong():
-    """ptxas turns the first one into an .f16 fma, and rounds the second one to nearest; the manual has only .rn."""
+    """ptxas turns the first instruction into an .f16 fma, and rounds the second to nearest. The manual only has .rn."""
     lines = ["fma.rm.bf16 %b16_1, %b16_2, %b16_3, %b16_4;", "fma.rz.relu.bf16x2 %b32_1, %b32_2, %b32_3, %b32_4;"]
     for said in forms.ours(lines, "sm_90", "8.6"):
         assert "goes with .f32 or .f64 only" in said

@@ -56,7 +56,7 @@ def test_elements(thread):
         ("ld.const.u32 %r1, grid[1][1];", "'grid[1][1]' where a constant is expected"),
     ],
 )
-def test_what_ptxas_refuses(thread, text, fault):
+def test_invalid_subscripts_are_refused(thread, text, fault):
     with pytest.raises(Faults) as caught:
         thread.run(kernel(text, MODULE))
     assert fault in caught.value.found[0][1]

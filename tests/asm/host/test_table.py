@@ -1,4 +1,4 @@
-"""The format of rows: matching instructions, and the C code of their words."""
+"""The format of the table's rows: which instructions they match, and the C code that their words stand for."""
 
 from gpt.asm.host.needs import Dialect
 from gpt.asm.host.table import TYPES, InstructionTable, Row

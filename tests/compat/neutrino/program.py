@@ -1,6 +1,6 @@
 """A program like in Neutrino's notebooks, for the simulated device: `attn` copies memory, `distribution` fills it.
 
-program.py [HOW ...]    fork: a child does the same; status=N; kill; pause; TensorTrace: below it;
+program.py [HOW ...]    fork: a child process does the same; status=N; kill; pause; TensorTrace: below it;
                         linked: the driver links the code first, as with numba-cuda
 """
 

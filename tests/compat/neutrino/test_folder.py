@@ -201,7 +201,7 @@ def test_a_kernel_that_could_not_be_probed(tmp_path, capfd):
     assert (folder / "event.log").read_text().splitlines()[-1] == f"[exec] backup 4 the pipeline failed {NAME}"
 
 
-def test_what_was_saved_is_lost(tmp_path):
+def test_lost_records_are_reported(tmp_path):
     """The process was killed, or a kernel faulted."""
     both = [MAP, forge.probe_map("other", 2, n="u64"), forge.kernel(5, 2, NAME, 1, 2), FUNCTION]
     lost = records.make("buffer", launch=2, map=2, size=64, lost="the context is gone")
@@ -295,7 +295,9 @@ sys.exit(t.write(Path(sys.argv[1]), t.forge.trace(*t.LAUNCH, t.forge.buffer(1, t
 @pytest.mark.full
 @pytest.mark.parametrize("size", [20, 100, 3000])
 def test_a_full_disk(tmp_path, size):
-    """Files are either complete or absent, and the line before the folder's says that something is missing."""
+    """Files are either complete or absent. A line says that something is missing, and then comes the line with the
+    folder's name.
+    """
     done = subprocess.run(
         [sys.executable, "-B", "-c", LIMITED, tmp_path, Path(__file__).parents[3]],
         capture_output=True, text=True, check=False,

@@ -93,8 +93,8 @@ def test_an_image_in_a_file(tmp_path, size):
 
 
 def test_an_image_that_is_not_the_one_in_the_trace(tmp_path):
-    """Either the driver linked the image, or it's in a file and the trace has no digest. After exec(3), numbers start
-    again.
+    """Either the driver linked the image, or the image is in a file and the trace has no digest of it. After exec(3),
+    the numbers of modules start again.
     """
     kept = tmp_path / "kept"
     for text in (b"before exec", b"linked"):
@@ -112,7 +112,7 @@ def test_an_image_of_many_kernels_is_kept_once(tmp_path):
     assert paths[0].samefile(paths[1])
 
 
-def test_what_cannot_be_kept_is_missing(tmp_path):
+def test_code_that_cannot_be_kept_is_missing(tmp_path):
     (tmp_path / "kept").write_text("in its place")
     answer(tmp_path / "kept", QUESTION, PTX, CUBIN)
     _, missing = add(tmp_path, LOADED, forge.kernel(5, 2, "k", 1))

@@ -21,7 +21,7 @@ from tests.trace import folders, forge
 
 
 class Layout(NamedTuple):
-    """The form of a record, threads of a unit, whether a unit has several."""
+    """The form of a record, how many threads a unit has, and whether it may have several records."""
 
     form: str
     divide: int
@@ -74,7 +74,7 @@ def read_second(path, layout):
 
 
 def make_trace(name, layout, threads):
-    """Return a launch of two blocks in a trace: each unit saved a record, or its number modulo 3 of them."""
+    """Return a trace with a launch of two blocks. Each unit saved one record, or as many as its number modulo 3."""
     fields = {f"f{number}": NAMES[letter] for number, letter in enumerate(layout.form)}
     level = "warp" if layout.divide == 32 else "thread"
     type_, capacity = ("log", 1000) if layout.several else ("array", 1)

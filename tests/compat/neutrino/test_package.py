@@ -25,7 +25,7 @@ def python(text, *arguments, **env):
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env)
 
 
-def test_what_programs_import():
+def test_imports_of_existing_programs_work():
     """The imports are those in the seeds' programs and notebooks, and in a probe file in Python that isn't run here."""
     done = python(
         "import neutrino, os, neutrino.language as nl\n"
@@ -62,7 +62,7 @@ def test_tools(name):
         assert text[: text.index(END) + len(END) + 1] == reader
 
 
-def test_what_p_means(tmp_path, monkeypatch):
+def test_option_p_takes_a_tool_or_a_path(tmp_path, monkeypatch):
     """A folder with a tool's name changes nothing: the notebook has some."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block_sched").mkdir()
@@ -117,7 +117,7 @@ tensortrace(forward)(1, Tensor())
 
 
 def test_tensor_trace(tmp_path):
-    """The lines are like Neutrino's: on standard error if nothing is recorded."""
+    """The lines are like Neutrino's. They go to standard error if nothing is recorded."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", TENSORS], capture_output=True, text=True, check=True, cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},

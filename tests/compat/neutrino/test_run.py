@@ -102,7 +102,7 @@ def test_the_picture_of_accesses(tmp_path):
 
 
 @pytest.mark.full
-def test_what_was_kept_of_a_log_is_said_and_drawn(tmp_path):
+def test_kept_share_of_a_log_is_reported_and_drawn(tmp_path):
     """The log has room for some of 384 accesses; the picture's title and gpt-analyze state the same share."""
     pytest.importorskip("matplotlib")
     text = (TOOLS / "dmat.toml").read_text()
@@ -162,7 +162,7 @@ def test_slowdown(tmp_path):
     ("test", "needed"), [("block_sched", 6 * 24), ("gmem_bytes", 192 * 16), ("dmat", 2048 + 6 * 128)]
 )
 def test_memory(tmp_path, test, needed):
-    """The loop over MODELS and TESTS prints a line per process with the folder at its end, and takes the `max`."""
+    """The loop over MODELS and TESTS prints a line per process that ends with its folder, and takes the `max`."""
     res = run(tmp_path, "neutrino", "-p", test, "--memusage", "python", PROGRAM, "fork", text=False)
     copied = []
     for tracedir in res.stderr.decode().split("\n"):
@@ -318,7 +318,7 @@ def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
         (["-p", "bad.toml", "true"], 1, "bad.toml:4: probe 'bad': register '%x' is not declared in the probe"),
     ),
 )
-def test_what_is_wrong_is_said_before_anything_runs(tmp_path, words, status, said):
+def test_errors_are_reported_before_anything_runs(tmp_path, words, status, said):
     (tmp_path / "bad.toml").write_text(
         '[bad]\nposition = "kernel"\ndatamodel = "thread:8"\nbefore = "SAVE.u64 {%x};"\n'
     )

@@ -59,7 +59,7 @@ def test_a_result_of_each_generation(tmp_path, form, probe):
     assert one.kernel == folders.NAME and (one.maps["block_sched"] == records).all()
 
 
-def test_what_no_warp_saved_is_zero_or_all_ones(tmp_path):
+def test_zeros_and_all_ones_mean_no_record(tmp_path):
     for number, empty in enumerate((bytes(16), b"\xff" * 16)):
         data = folders.result((2, 1, 1), (64, 1, 1), (16, WARPS[:32] + empty + WARPS[48:]), second=32)
         saved = launch_of(folders.neutrino(tmp_path / str(number), folders.SECOND, data)).saved("block_sched")
@@ -101,7 +101,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("map_", "size", "probe"), LAYOUTS)
 @pytest.mark.parametrize("threads", [64, 70, 20])
-def test_what_gpt_neutrino_writes_comes_back_equal(tmp_path, map_, size, probe, threads):
+def test_results_of_gpt_neutrino_round_trip(tmp_path, map_, size, probe, threads):
     layout, random = MapLayout(map_), np.random.default_rng(threads)
     units = 3 * layout.units(threads)
     data = np.zeros((units, 8 + layout.stride), np.uint8)
@@ -308,7 +308,7 @@ def test_which_layout_a_section_has():
             place(size, 3 * 3 * 16)
 
 
-def test_what_a_command_line_names(tmp_path):
+def test_folders_on_the_command_line_are_expanded(tmp_path):
     first, second = tmp_path / "Jan01_000000_1", tmp_path / "Jan01_000000_2"
     for folder in (first, second):
         (folder / "result").mkdir(parents=True)

@@ -18,5 +18,5 @@ from gpt.compat.neutrino.writer import find_unused
         ("", "o", ["foo", "bar"], []),
     ],
 )
-def test_what_was_looked_up_instead(kernels, filter_, names, facts):
+def test_unused_filters_name_the_kernels_looked_up(kernels, filter_, names, facts):
     assert list(find_unused(kernels, filter_, names)) == facts

@@ -11,7 +11,7 @@ ON_HOST = (101, 121, 161)
 
 
 def _library():
-    """Load the first one found: another package may have installed a second one."""
+    """Load the first library found, because another package may have installed a second one."""
     return ctypes.CDLL(str(next(path for folder in sys.path for path in Path(folder).glob("nvidia/**/libcurand.so.*"))))
 
 

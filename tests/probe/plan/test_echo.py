@@ -1,4 +1,4 @@
-"""A back end for a made-up machine: the shared code in gpt/probe is all it needs, and knows nothing about it."""
+"""A back end for a made-up machine needs only the shared code in gpt/probe, and that code doesn't know about it."""
 
 import ast
 from pathlib import Path
@@ -53,7 +53,7 @@ def echo(file, kernel="copy"):
     return weave(Listing(LISTING, "toy"), kernel, [file])
 
 
-def test_what_is_woven_in_goes_to_its_place():
+def test_statements_go_to_their_places():
     file = probe(
         """
 [map.m]
@@ -128,7 +128,7 @@ def test_each_map_adds_a_parameter():
     assert woven.data.decode().startswith("kernel copy 8 4 echo_map_0\n")
 
 
-def test_what_does_not_fit_is_dropped_and_reported():
+def test_misfits_are_dropped_and_reported():
     file = probe(
         """
 [map.m]

@@ -65,13 +65,13 @@ def read(instruction, file, tmp_path=None):
         ("st.global.u32 [%rd1], -1;", "IN1", "s64", ["mov.b64 %, 18446744073709551615"]),
     ],
 )
-def test_what_an_instruction_leaves_out_of_a_register(instruction, saved, field, steps):
+def test_values_are_cut_to_the_size_of_the_operand(instruction, saved, field, steps):
     when = "before" if saved != "OUT" else "after"
     assert read(instruction, file(field, saved, when, instruction.split()[0])) == steps
 
 
 @pytest.mark.parametrize("when", first("after", "before"))
-def test_what_is_cut_assembles(when, tmp_path):
+def test_cut_values_assemble(when, tmp_path):
     """The cut uses registers of every size that ptxas takes, in all fields."""
     body = ""
     for bits, names in ((8, "c1 h1 r1 rd2"), (16, "h1 r1 rd2"), (32, "r1 rd2")):

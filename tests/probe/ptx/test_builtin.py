@@ -145,7 +145,9 @@ L:
 
 @pytest.mark.parametrize("name", PROBES)
 def test_the_stores_that_a_head_speaks_of(name):
-    """Additions to a count are included. A log's room is claimed in a function, and a lane's own values are extra."""
+    """Additions to a count are included. Claiming room in a log, which happens in a function, and storing values that
+    differ between lanes aren't.
+    """
     told = re.search(r"(two|three|five) stores", PROBES[name].source.replace("\n#          ", ""))
     text = weave(PLACES, "k", [PROBES[name]]).data.decode()
     places = re.findall(r"(?:\n[^\n]*//@[^\n]*)+", text)
@@ -157,7 +159,7 @@ def test_the_stores_that_a_head_speaks_of(name):
 
 
 def test_progress_is_that_of_the_warp():
-    """FLOPS are per lane: 64 for mma.m16n8k8, times the active lanes."""
+    """FLOPS counts per lane, so an mma.m16n8k8 adds 64 times the number of active lanes."""
     text = weave(PLACES, "k", [PROBES["warp_progress"]]).data.decode()
     (count,) = re.findall(r"popc\.b32 (%gpt_b32\S+),", text)
     assert f"cvt.u64.u32 %gpt_0_lanes, {count};" in text

@@ -52,14 +52,14 @@ def test_probes_that_share_nothing_do_not_wait_for_each_other():
         weave(kernel("ret;"), "k", [probe(count + total)])
 
 
-def test_what_was_not_verified_costs_a_site_at_most():
+def test_unverified_probes_skip_sites_they_do_not_fit():
     for saved in ("SAVE [other] {%a};", "SAVE [m] {%a, %a};"):
         file = simple("ld.global", f"mov.u32 %a, 1;\n{saved}")
         with pytest.raises(LeftAlone, match="no probe applies to it"):
             weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k", [file])
 
 
-def test_what_was_not_verified_is_woven_as_it_is(tmp_path):
+def test_unverified_probes_are_woven_unchanged(tmp_path):
     data = kernel("ld.global.u32 %r1, [%rd1]; ret;")
     woven = check(data, simple("ld.global", "mov.u32 %a, %r2; membar.gl; exit;"), tmp_path=tmp_path)
     assert {"membar.gl;", "exit;"} <= {*lines(woven)}

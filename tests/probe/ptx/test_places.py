@@ -45,7 +45,7 @@ def test_after_a_branch_that_was_not_taken(guard, tmp_path):
     assert saved_where(woven) == ["st.global.u64"]
 
 
-def test_what_runs_before_it_still_does(tmp_path):
+def test_probes_before_a_branch_still_run(tmp_path):
     both = probe(
         '[map.m]\ncap = 9\ndata = {a = "u32"}\n[probe.x]\nposition = "bra"\nbefore = "SAVE [m] {SMID};"\n'
         'after = "SAVE [m] {LANEID};"\n'
@@ -102,7 +102,7 @@ def test_a_kernel_that_never_comes_to_its_end(body, name):
         weave(kernel(body), "k", [load_probes(find_probe(name))])
 
 
-def test_what_matches_nothing_is_told_as_that():
+def test_probes_without_a_match_are_reported():
     for name in ("warp_progress", "program_progress"):  # one probe sets the start, and one saves elsewhere
         with pytest.raises(LeftAlone) as caught:
             weave(kernel("ret;"), "k", [load_probes(find_probe(name))])
@@ -116,7 +116,7 @@ def test_a_function_that_is_the_kernel_matches_in_any_order(position, tmp_path):
     assert [(site.position, site.woven) for site in woven.sites if site.matched] == [("func:*", 1)]
 
 
-def test_what_only_sets_registers_is_nothing():
+def test_probes_that_save_nothing_do_not_apply():
     with pytest.raises(LeftAlone, match="no probe that saves applies to it"):
         weave(kernel("ld.global.u32 %r1, [%rd1]; ret;"), "k",
               [probe('[x]\nposition = "ld.global"\nbefore = ".reg .u32 %a; mov.u32 %a, 1;"\n')])  # fmt: skip

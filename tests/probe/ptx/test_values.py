@@ -111,7 +111,7 @@ def test_vectors_are_packed(tmp_path):
         ("mov.b64 %rd2, {%r1, %r2};", "IN1.y", "mov.b32 %gpt_b32_0, %r2"),
     ],
 )
-def test_what_mov_packs_and_unpacks(instruction, helper, made, tmp_path):
+def test_helpers_read_packed_and_unpacked_values_of_mov(instruction, helper, made, tmp_path):
     file = simple("mov", f"mov.b32 %a, {helper};", "after")
     woven = check(kernel(f".reg .b16 %h<3>;\n{instruction}\nret;"), file, tmp_path=tmp_path)
     assert any(line.startswith(made) for line in lines(woven))
@@ -223,7 +223,7 @@ def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
         ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], %r2;", "add.u64 %gpt_0_expected, %gpt_0_expected, "),
     ],
 )
-def test_what_bytes_of_global_memory_are(body, counted, tmp_path):
+def test_gmem_bytes_counts_only_global_memory(body, counted, tmp_path):
     """Copies between shared memories don't count; one thread may wait for more than 4 GiB of copies."""
     file = load_probes(find_probe("gmem_bytes"))
     data = kernel(body.replace("W", ", ".join(f"%r{n}" for n in range(8))) + "\nret;", HEAD.replace("8.0", "8.3"))

@@ -233,12 +233,12 @@ def test_a_constant_that_is_read_by_its_generic_address(tmp_path):
         (kernel("mov.u64 %rd1, a & 7;"), "uses variable 'a' in an unknown way"),
     ],
 )
-def test_what_cannot_be_loaded_alone(data, reason):
+def test_modules_with_unsupported_variables_are_left_alone(data, reason):
     with pytest.raises(LeftAlone, match=reason):
         weave(data, "k", [SCHED])
 
 
-def test_what_is_kept_may_be_any_text():
+def test_initializers_with_any_text_are_kept():
     data = kernel("ld.global.u32 %r1, [a];", '.global .b8 a[9] = { 1, // \\ \x85 "\n /* \xe9\r\n\t*/ 2\n};')
     woven = weave(data, "k", [SCHED])
     assert unweave(woven.data) == data and woven.data.count(f"{MARK}=".encode()) == 2

@@ -140,7 +140,7 @@ def test_a_record_is_stored_whole_and_nothing_is_stored_where_it_is_not_aligned(
         ("0x20, 1", "x", "32, 1, 1"),
     ],
 )
-def test_what_the_kernel_says_of_its_blocks_is_not_read(block, read, extents, tmp_path):
+def test_declared_block_sizes_are_constants(block, read, extents, tmp_path):
     data = kernel("ret;").replace(b"u64 p)", f"u64 p)\n.reqntid {block}\n".encode())
     found = "\n".join(lines(check(data, simple("kernel", "mov.u32 %a, SMID;", "after"), tmp_path=tmp_path)))
     assert set(re.findall(r"%tid\.(.)", found)) == set(read) and "%ntid" not in found
@@ -148,7 +148,7 @@ def test_what_the_kernel_says_of_its_blocks_is_not_read(block, read, extents, tm
     assert set(re.findall(r"%ctaid\.(.)", found)) == set("xyz")
 
 
-def test_what_other_positions_save_is_counted_beside_what_the_kernel_replaces(tmp_path):
+def test_a_kernel_record_does_not_replace_the_count_of_others(tmp_path):
     """All groups of lanes in the warp may add to the count at once, and no addition is lost."""
     file = probe(
         '[map.m]\nlevel = "warp"\ndata = {a = "u32"}\n'
@@ -237,7 +237,7 @@ def test_a_remainder_needs_no_division(value, divisor):
 
 
 def test_the_number_of_a_block_at_an_exit_has_64_bits_where_32_do_not(tmp_path):
-    """ptxas takes the lower 32 bits of a larger constant. A buffer of 2^32 counts has 32 GB."""
+    """ptxas would use the lower 32 bits of a larger constant. The buffer of 2^32 counts would have 32 GB."""
     fields, values = ", ".join(f'f{number} = "u64"' for number in range(32)), ", ".join(["TIME"] * 32)
     large = probe(
         f'[map.m]\nlevel = "block"\ncap = {1 << 24}\ndata = {{{fields}}}\n'

@@ -211,7 +211,8 @@ Q = '[probe.p]\npos = "kernel"\n'
         ("[map.m]\nsize = 4\ndata = ['u64']\n" + Q + "after = ''", 1, "8 bytes of fields in a record of 4", GptError),
         ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "a budget beside a fixed capacity", GptError),
         (LOG + "9" * 30 + "\n" + Q + "after = ''", 1, "a budget of 9", GptError),
-        (LOG + "23\n" + Q + "after = ''", 1, "a budget of 23 bytes, in which no record has room", GptError),
+        (LOG + "2559\n" + Q + "after = ''", 1, "a budget of 2559 bytes; it may be from 2560 to 34359738368", GptError),
+        (LOG + f"{(1 << 35) + 1}\n" + Q + "after = ''", 1, "a budget of 34359738369 bytes; it may be", GptError),
         (P + "datamodel = ':8'\nafter = ''", 3, "datamodel ':8' is not LEVEL:BYTES", MalformedError),
         (P + "datamodel = 'warp:\u0668'\nafter = ''", 3, "is not LEVEL:BYTES", MalformedError),
         (LOG + "9" * 5000 + "\n" + Q, None, "TOML: exceeds", MalformedError),
@@ -339,7 +340,7 @@ after = """
 TOTAL += '""".reg .u64 %a; .reg .s32 %b; .reg .f32 %c;\nSAVE [m] {{%a, %b, %c}};"""\n'
 
 
-def test_what_a_total_does_with_its_fields(tmp_path):
+def test_fields_of_a_total_have_operations(tmp_path):
     keys = 'min = ["a"]\nmax = ["b"]\nlast = ["c"]\ncounts = false\nleader = "active"'
     (map_,) = read(TOTAL.format(keys), tmp_path).maps
     assert [(field.name, field.op) for field in map_.fields] == [("a", "min"), ("b", "max"), ("c", "last")]
@@ -436,7 +437,7 @@ THREE = 'data = {a = "u64", b = "u64", c = "u64"}'
 
 
 def test_the_slots_of_a_table(tmp_path):
-    """A slot has a count, 8 bytes per 32 bits of the key, and the other fields by their alignment."""
+    """A slot has a count, 8 bytes for each 32 bits of the key, and the other fields, aligned by their types."""
     data = 'data = {a = "u32", b = "u64", c = "u64"}'
     file = read(TABLE.format(f'{data}\nkey = ["b", "a"]\ncap = 9\nmin = ["c"]'), tmp_path)
     (map_,) = file.maps

@@ -87,7 +87,7 @@ def result(body, **values):
         ("a = b == 3", {"b": 3}, None),
     ],
 )
-def test_what_it_computes(body, values, expected):
+def test_compiled_code_computes_the_same_values(body, values, expected):
     if expected is None:
         with pytest.raises(GptError, match="computes with a condition"):
             result(body, **values)
@@ -96,7 +96,7 @@ def test_what_it_computes(body, values, expected):
     assert {name: found[name] for name in expected} == expected
 
 
-def test_what_it_saves():
+def test_compiled_code_saves_the_expected_records():
     assert result("record.save(a, c, nl.cuid())", a=7, c=(1 << 40) + 2)[1] == [(7, 2, 3)]
     assert result("if a > 7: record.save(a, c, 0)", a=7)[1] == []
     assert result("if a > 7: pass\nelse: record.save(a, 0, 1)", a=7)[1] == [(7, 0, 1)]
@@ -159,7 +159,7 @@ def programs(draw, depth=2):
 
 
 class U32(int):
-    """A number wraps as the register does, and a constant next to it gets the register's type."""
+    """An operand in a register of 32 bits. It wraps around, and a constant next to it gets its type."""
 
     def make(name):
         def method(self, other=0):
@@ -390,7 +390,7 @@ def test_mutated_files_are_read_or_refused(data):
         assert "\n" not in error.fact
 
 
-def test_what_python_finds_doubtful_is_not_said(tmp_path, recwarn):
+def test_warnings_of_python_are_not_shown(tmp_path, recwarn):
     path = tmp_path / "p.py"
     path.write_text(HEAD + '    "\\d"\n    a = 1 if 1 is 1 else 2\n', encoding="utf-8-sig")
     with pytest.raises(GptError, match="a comparison that a probe cannot make"):

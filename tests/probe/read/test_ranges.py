@@ -87,6 +87,32 @@ def test_python():
 
 
 SHORT = "\n[probe.x]\nposition = 'bar.sync'\nlevel = 'warp'\nbefore = '{}'\n"
+NAMES = [
+    "RANGE begin x",
+    "a RANGE end y",
+    "SAVE [rows] {",
+    "a;b",
+    "{}",
+    "//",
+    "/*",
+    "#",
+    "%p",
+    "CLOCK",
+    "   ",
+    "😀" * 64,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_data(name):
+    file = read(
+        SHORT.replace("'{}'", f"""'''/* RANGE begin "q */ RANGE\n  begin // "\n"{name}"; RANGE end "{name}";'''""")
+    )
+    again = parse_toml(to_toml(file), "p.toml")
+    python = compile_python(PYTHON.replace("TMA wait", name), "p.py")
+    for found in file, again, python, parse_toml(to_toml(python), "p.toml"):
+        assert [save[:2] for save in marks(found)] == [("begin", name), ("end", name)]
+        assert found.maps[0].ranges == (name,)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +126,7 @@ SHORT = "\n[probe.x]\nposition = 'bar.sync'\nlevel = 'warp'\nbefore = '{}'\n"
         ({"more": "data = {clock = 'u64'}"}, "RANGE needs one map with 'ring'"),
         ({"text": PROBE + RING.format(name="other", level="warp", ring=1, more="")}, "RANGE needs one map"),
         ({"text": SHORT.format("RANGE begin;")}, "'RANGE begin;' is neither"),
-        ({"text": SHORT.format("RANGE start x;")}, "unexpected 'x'"),
+        ({"text": SHORT.format("RANGE start x;")}, "'RANGE start x;' is neither 'RANGE begin NAME;'"),
         ({"text": SHORT.format("RANGE begin x, 1, 2;")}, "is neither 'RANGE begin NAME;'"),
         ({"text": SHORT.format("RANGE begin %r1, IN1;").replace("bar.sync", "kernel")}, "'IN1' at position"),
         ({"text": SHORT.format(f'RANGE begin "{"x" * 65}";')}, "the name of a range has 1 to 64"),
@@ -109,7 +135,7 @@ SHORT = "\n[probe.x]\nposition = 'bar.sync'\nlevel = 'warp'\nbefore = '{}'\n"
         ({"text": PROBE.replace('level = "warp"', 'level = "block"')}, "of level block saves to map 'rows'"),
     ],
 )
-def test_what_is_refused(given, fact):
+def test_invalid_ranges_are_refused(given, fact):
     with pytest.raises(GptError) as error:
         read(**given)
     assert fact in error.value.fact and error.value.where.startswith("p.toml")
@@ -129,7 +155,7 @@ def test_a_table_for_each_probe_has_no_ring():
         ('rows.end("TMA wait")', 'other.end("x")', "'other' is not a map with a ring"),
     ],
 )
-def test_what_is_refused_in_python(old, new, fact):
+def test_invalid_ranges_in_python_are_refused(old, new, fact):
     with pytest.raises(GptError) as error:
         verify(compile_python(PYTHON.replace(old, new), "p.py"))
     assert fact in error.value.fact and error.value.where.startswith("p.py:")

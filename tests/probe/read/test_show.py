@@ -41,7 +41,7 @@ STRINGS = r"""
 leader = "lane0"
 level = "warp"
 cap = "count"
-budget = 100
+budget = 2560
 regs = ["u8", "f64"]
 [probe.m]
 pos = "kernel"
@@ -97,7 +97,7 @@ def code(file):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_shown_reads_back(name):
+def test_shown_probes_can_be_read_again(name):
     file = FILES[name]
     text = to_toml(file)
     again = parse_toml(text, file.path)
@@ -110,7 +110,7 @@ def test_what_is_shown_reads_back(name):
         assert code(again) == code(file)
 
 
-def test_what_it_looks_like():
+def test_shown_toml_is_as_expected():
     assert (
         to_toml(read(SCHEDULING))
         == """callback = "block_sched_local.py"
@@ -151,7 +151,7 @@ def test_names_are_escaped():
     assert tomllib.loads(shown)["callback"] == 'a "b" \\\\ \\t'
 
 
-def test_what_could_not_be_read_again_is_refused():
+def test_probes_too_long_to_be_read_again_are_refused():
     long = "ä" * 30000
     python = f"import nl\n{long}: nl.u64 = 0\n@probe(pos='ld')\ndef p():\n    {long} = {long} + 1\n"
     with pytest.raises(GptError, match="as TOML it could not be read again: probe 'p': snippet larger than 64 KiB"):

@@ -64,7 +64,7 @@ def woven(case: Case, *probes: str, count: bool = False) -> Woven:
 
 
 def _with_addresses(made: Woven, memory: GlobalMemory) -> bytes:
-    """Return a woven cubin with the addresses of the variables that it shares, as its loader adds them."""
+    """Return a woven cubin into which the addresses of shared variables have been written, as a loader does it."""
     data, cubin = bytearray(made.data), load(made.data)
     shared = [one for one in made.variables if one.offset is not None]
     placed = cubin.place_variables(memory) if shared else {}

@@ -214,7 +214,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 @pytest.mark.parametrize(("name", "sample"), [full("groups-2x50-5", "block/2"), full("reduction-2x256-5", "warp/3")])
 def test_samples_hold_the_same(tmp_path, name, sample):
-    """Skipped blocks or warps jump over one of two probes; the other probe still gets its values."""
+    """Blocks or warps that aren't sampled jump over one of two probes. The other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
     wanted = agreed(tmp_path, case, probe)
@@ -257,7 +257,9 @@ SAVE [m] {%even, %near, %far, %short, %part, %wide, TIME, %lane};'''
 
 @pytest.mark.parametrize("name", ["groups-2x50-5", full("votes-2x96-5")])
 def test_entries_of_a_log_hold_the_same(tmp_path, name):
-    """A log's values of each size are compared: equal distances, distances of 32 and 64 bits, each lane's values."""
+    """Each way to store a log's values is compared: at equal distances, as distances of 32 and 64 bits, and lane by
+    lane.
+    """
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(LOG)
     try:
@@ -319,3 +321,37 @@ def test_rings_hold_the_same(tmp_path, name):
         same = saved.units[1:] == saved.units[:-1]
         assert (saved.slots["clock"][1:] > saved.slots["clock"][:-1])[same].all()
         assert len(saved.pairs.sm) == 2 * warps and (saved.pairs.time > 0).all()
+
+
+ENTRY = """
+[map.m]
+level = "warp"
+ring = 1
+
+[probe.kernel]
+position = "kernel"
+level = "warp"
+before = '''.reg .u32 %n = 5;
+add.u32 %n, %n, 1;
+RANGE begin kernel, %n;'''
+after = "RANGE end kernel, %n;"
+"""
+
+
+@pytest.mark.parametrize("ring", [1, 2])
+def test_a_probe_at_the_entry_keeps_its_values(tmp_path, ring):
+    """The ring that a warp has claimed at the kernel's entry, and a register with an initial value, which is changed
+    there.
+    """
+    case, probe = CASES[NUMBERS["widths-2x64-5"]], tmp_path / f"probe{ring}.toml"
+    probe.write_text(ENTRY.replace("ring = 1", f"ring = {ring}"))
+    try:
+        made = running.woven(case, str(probe))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    plain, probed = running.run(case), running.run(case, made)
+    assert (plain.out == probed.out).all() and not probed.early
+    saved = running.saved(case, made.maps[0], probed.buffers[0])
+    rows = zip(saved.units.tolist(), saved.slots["range"].tolist(), saved.slots["number"].tolist(), strict=True)
+    assert [*rows] == [(warp, edge, 6) for warp in range(4) for edge in (0, 1)[-ring:]]
+    assert (saved.overwritten, saved.dropped) == (4 * (2 - ring), 0)

@@ -1,4 +1,6 @@
-"""The compiled built-in probes in the package: they're all there, they're current, and they replace ptxas."""
+"""The built-in probes that the package has in compiled form: all of them are there and up to date, so ptxas isn't
+needed.
+"""
 
 import random
 
@@ -50,7 +52,7 @@ def test_it_is_current():
 
 @pytest.mark.full
 def test_a_new_file_is_the_same(tmp_path):
-    """Nothing in the file is left from an older ptxas, or from other code than today's."""
+    """The file has no leftovers from an older ptxas or from older code."""
     snippets.build(tmp_path / "new")
     assert (tmp_path / "new").read_bytes() == FILE.read_bytes()
     assert Shipped().keys() == collect(count=False) | collect(count=True)
@@ -70,7 +72,9 @@ def test_bodies_that_are_known_are_not_compiled_again(no_ptxas, monkeypatch, tmp
 
 
 def test_no_face_is_left_out():
-    """Random words show no face that list_statements doesn't list, except more of the instructions that can't move."""
+    """The faces of random words are all in list_statements. The only exceptions are further instructions that can't be
+    moved.
+    """
     generator, listed = random.Random(47), {statement.head for statement in snippets.list_statements()} | {"exit"}
     for (name, operation), face in FACES.items():
         if isinstance(face, str) or name in UNMOVABLE:

@@ -51,7 +51,7 @@ SCHED = str(Path(__file__).with_name("sched.toml"))
 
 @pytest.mark.parametrize("name", first(*LAUNCHES[::-1]))
 def test_each_warp_has_a_begin_and_an_end(name):
-    """The kernels have several exits, more registers, or none to spare, so the start time is kept on the stack."""
+    """Some kernels have several exits. Some have registers to spare, and others keep the start time on the stack."""
     made, (found,) = check(name, SCHED)
     assert len(found) == running.units(CASE[name], "warp")
     for count, ((record),) in found:
@@ -104,7 +104,7 @@ def test_where_registers_are_short_the_stack_holds_values():
 
 
 def name_uniform(case, is_variable):
-    """Return the uniform registers that instructions of fixed or variable latency name."""
+    """Return the uniform registers that occur in instructions of fixed and of variable latency."""
     kernel = read_kernel(CubinEditor(running.image(case.file)), case.kernel, table_of("sm_90"))
     found = 0
     for one in kernel.code:
@@ -241,7 +241,7 @@ def test_the_kernel_gets_another_parameter_and_only_places_change():
     assert len(changed) <= 3  # the entry, the exit, and the store before it
 
 
-def test_what_is_left_alone_says_why():
+def test_kernels_left_alone_have_a_reason():
     with pytest.raises(LeftAlone) as error:
         running.woven(CASE["votes-2x96-5"], "tensorop_count")
     assert error.value.reason.code == "no_place"
@@ -264,7 +264,9 @@ print(hashlib.sha256(running.woven(case, "block_sched", "gmem_bytes", "dmat").da
 
 @pytest.mark.full
 def test_weaving_depends_on_its_inputs_only():
-    """Answers are cached by their inputs, so two runs must give the same result. Python's sets have a random order."""
+    """Results are cached by their inputs, so two runs must give the same result, although Python's sets have a random
+    order.
+    """
     check("stack-2x33-5", "block_sched")
     found = {
         subprocess.run(

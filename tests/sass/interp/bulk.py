@@ -23,7 +23,7 @@ _LOW = U64((1 << _BLOCK) - 1)
 
 @dataclass
 class Phase:
-    """An mbarrier: the number of arrivals in each phase, the missing arrivals and bytes, and the parity."""
+    """The state of an mbarrier: arrivals per phase, missing arrivals and bytes, and the parity."""
 
     count: int
     missing: int

@@ -128,7 +128,7 @@ class Word:
 
     @property
     def other(self) -> str:
-        """The slot of the second of two operands: bit 32 in most instructions, bit 64 in some."""
+        """Return the name of the second of two operands. It's at bit 32 in most instructions, and at bit 64 in some."""
         return "c" if (self.place("b") == 64 or (self.form == 1 and 32 not in self.places)) else "b"
 
     def has(self, slot: str) -> bool:
@@ -175,7 +175,7 @@ class Word:
         return place in self.places and self.bit(ABSOLUTE[place])
 
     def pair(self, slot: str) -> Fetch:
-        """Return the 64 bits of two registers. A constant has the upper half of a double."""
+        """Return the 64 bits of two registers. A constant only gives the upper half of a double."""
         place = self.place(slot)
         if place not in self.places:
             value = np.array([self.field(32, 32) << 32], np.uint64)

@@ -52,7 +52,7 @@ class Block:
         self.reductions: dict[int, int] = {}
 
     def arrive(self, warp: Warp, taken: Array, number: int, count: int, vote: tuple[int, int] | None) -> None:
-        """Record that lanes have arrived at a barrier of the block. `count` is the number of threads, or 0 for all."""
+        """Record that lanes have arrived at a barrier of the block, which waits for `count` threads (0 for all)."""
         lanes_of = self.arrived.setdefault(number, {})
         lanes_of[warp] = lanes_of.get(warp, 0) | packed(taken)
         self.counts[number] = count
@@ -62,8 +62,8 @@ class Block:
         self.release()
 
     def release(self) -> None:
-        """Open each barrier at which enough lanes have arrived. Exited lanes count together with their
-        warp's others.
+        """Open each barrier at which enough lanes have arrived. Exited lanes count as arrived when the others of their
+        warp have.
         """
         for number, lanes_of in list(self.arrived.items()):
             count = self.counts[number]

@@ -65,7 +65,7 @@ def simulate(tmp_path_factory):
 
 @pytest.mark.parametrize("case", every(30, CASES), ids=lambda case: case.name)
 def test_memory_is_what_the_simulated_device_leaves(case, cubins, simulate):
-    """ptxas's own code never reads too early, so results don't change if early reads give garbage."""
+    """ptxas's own code never reads too early, so its results stay right although early reads give garbage."""
     wanted = simulate(case)
     found, launch = interpret(cubins[case.file], case, seed=NUMBERS[case.name], strict=True)
     where = differences(case, found, wanted)

@@ -1,9 +1,9 @@
 """Check that code waits for each value, by stall counts or scoreboards.
 
 A fixed-latency result arrives a number of cycles after its instruction, any other result once the code has waited for
-its scoreboard. A read before that returns garbage, and adds a message to `Launch.early`. Two errors that only do harm
-later add a message, too: overwriting a register that a load has yet to write, or that a memory instruction has yet to
-read.
+its scoreboard. A read before that returns garbage, and adds a message to `Launch.early`. A message is also added for
+two errors that only do harm later: overwriting a register that a load has yet to write, or that a memory instruction
+has yet to read.
 
 docs/sass-rules.md has the numbers of cycles, and the instructions that read in order, as measured on an H200. A pair
 that wasn't measured gets the shortest measured time, so that a correct read is never reported. A warp's clock only
@@ -162,7 +162,7 @@ class Timing:
         self.now += max(1, control.stall) + (BRANCH_CYCLES if name in BRANCHES else 0)
 
     def finish(self) -> None:
-        """Restore registers that were garbage, and record what's in flight now."""
+        """Restore the registers that held garbage during early reads, and record what's in flight now."""
         for row, values in self.kept:
             row[...] = values
         for register, one in self.after:

@@ -118,7 +118,7 @@ def write_dmat(result: Path) -> None:
 
 
 def _pack(clocks: Any, rows: Any, begin: Any, end: Any) -> bytes:
-    """Return the bytes of the clocks whose rows begin and end here: 4 words for each clock, 3 for each row."""
+    """Return the bytes of some clocks, given where the rows of each begin and end: 4 words per clock and 3 per row."""
     data = np.zeros(4 * len(begin) + 3 * int(end[-1] - begin[0]), "<u4")
     heads = 4 * np.arange(len(begin)) + 3 * (begin - begin[0])
     head = np.stack([clocks[begin], (end - begin).astype(np.uint64)], axis=1).astype("<u8").view("<u4")

@@ -113,7 +113,7 @@ class FolderFiles:
             return read_at_most(file, most)
 
     def _inside(self, name: str) -> Path:
-        """Return the path of a folder inside. Raises MissingError if it's something else."""
+        """Return the path of a folder inside the trace folder. Raises MissingError if it isn't a folder."""
         path = self.path / name
         if not stat.S_ISDIR(path.lstat().st_mode):
             raise MissingError("not a folder", str(path))

@@ -122,7 +122,7 @@ class _Functions:
         return self._numbers[self._pointers.get(function, function)]
 
     def kernel(self, function: str, maps: tuple[int, ...]) -> tuple[int, bool]:
-        """Return the id of a kernel with these maps, and whether it is new."""
+        """Return the id of a kernel with these maps, and whether the id is new."""
         key = self.number(function), maps
         new = key not in self._kernels
         return self._kernels.setdefault(key, len(self._kernels) + 1), new

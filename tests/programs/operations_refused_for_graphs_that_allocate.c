@@ -1,4 +1,4 @@
-// Run by test_what_may_not_be_done_with_such_a_graph in tests/runtime/test_sim_graph_memory.py.
+// Run by test_operations_refused_for_graphs_that_allocate in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 

@@ -1,4 +1,4 @@
-// Run by test_what_graphs_keep_and_allocate in tests/runtime/test_sim_memory.py.
+// Run by test_memory_of_graphs in tests/runtime/test_sim_memory.py.
 
 #include "sim.h"
 

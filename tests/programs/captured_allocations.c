@@ -1,4 +1,4 @@
-// Run by test_what_is_captured in tests/runtime/test_sim_graph_memory.py.
+// Run by test_captured_allocations in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 

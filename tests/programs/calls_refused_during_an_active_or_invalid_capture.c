@@ -1,4 +1,4 @@
-// Run by test_what_an_active_and_an_invalid_capture_refuse in tests/runtime/test_sim_graphs.py.
+// Run by test_calls_refused_during_an_active_or_invalid_capture in tests/runtime/test_sim_graphs.py.
 
 #include "calls_in_graphs.h"
 

@@ -1,4 +1,4 @@
-// Run by test_what_is_destroyed_while_it_has_work in tests/runtime/test_sim_streams.py.
+// Run by test_objects_destroyed_while_they_have_work in tests/runtime/test_sim_streams.py.
 
 #include "gates.h"
 

@@ -1,4 +1,4 @@
-// Run by test_what_waits_for_a_captured_stream in tests/runtime/test_sim_graphs.py.
+// Run by test_calls_that_wait_for_a_captured_stream in tests/runtime/test_sim_graphs.py.
 
 #include "sim.h"
 

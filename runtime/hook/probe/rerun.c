@@ -1,0 +1,24 @@
+// --rerun: how much memory the kernels' buffers needed in the run that this one repeats. The trace of that
+// run is read when the first kernel with a log gets its probes.
+
+#include <pthread.h>
+
+#include "common/needs.c"
+#include "hook/write/write.h"
+#include "probe.h"
+
+static struct gpt_needs needs;
+
+static void read_needs(void) {
+    const char *fault = gpt_read_needs(hook_settings.rerun, &needs);
+    if (fault)
+        hook_say(hook_settings.rerun, fault, "logs have the sizes that their probes set");
+}
+
+uint64_t hook_needed_before(const char *kernel) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!hook_settings.rerun || !*hook_settings.rerun)
+        return 0;
+    pthread_once(&once, read_needs);
+    return gpt_find_need(&needs, kernel);
+}
