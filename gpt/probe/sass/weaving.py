@@ -57,7 +57,7 @@ class _Cubin:
 
     @cached_property
     def _dropper(self) -> Dropper | None:
-        """What cuts the cubin; None if it isn't understood."""
+        """Cuts the cubin; None if nothing can be cut from it."""
         try:
             return Dropper(self.data)
         except KeptWhole:
