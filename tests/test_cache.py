@@ -78,7 +78,7 @@ def test_stale_partial_files_are_removed(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/dev/null/below", "/proc/nothing", "/dev/full", "file", "link"])
-def test_an_impossible_cache_folder_is_no_error(tmp_path, place):
+def test_an_unusable_cache_folder_is_not_an_error(tmp_path, place):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "link")
     kept = Cache(tmp_path / place)

@@ -301,7 +301,7 @@ return stage.source(produce(), [])
 @pytest.mark.parametrize(
     "body", ["return stage.source([{record}] * 5, [])", "return stage.filter(lambda r: [{record}] * 5)"]
 )
-def test_a_full_disk_is_told_once(body, size):
+def test_a_full_disk_is_reported_once(body, size):
     with open("/dev/full", "wb") as full:
         record = f"records.make('library_end', path='x' * {size})"
         done = run(body.format(record=record), data=HEADER + END, stdout=full)

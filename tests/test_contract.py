@@ -290,7 +290,7 @@ def test_a_signal_ends_it_quietly(stage, number):
 
 @alike
 @pytest.mark.parametrize("data", first(b"hello, this is not a stream\n", b"{}\n", b"\n", b"\x00" * 100, b"\xff" * 100))
-def test_an_input_that_is_no_stream_is_refused(stage, data):
+def test_input_that_is_not_a_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage(data=data), 3)
 
 
@@ -367,7 +367,7 @@ def test_errors_of_an_earlier_stage_are_not_repeated(filter_, status):
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_cut_stream_is_told_of_once(folder):
+def test_a_truncated_stream_is_reported_once(folder):
     located = quiet(run(["gpt-extract", "libdemo.so"], folder))
     first = run(["gpt-locate", *STAGES["gpt-locate"]], folder, data=located[:-200])
     assert first.returncode == 3 and first.stderr.count(b"\n") == 1
@@ -404,7 +404,7 @@ def test_another_version_is_refused(stage):
 
 @alike
 @pytest.mark.parametrize("data", first(b"hello\n", b'{"kind": "sync", "id": 1}\n', b'{"kind": "hea', HEADER))
-def test_json_that_is_no_stream_is_refused(stage, data):
+def test_json_that_is_not_a_stream_is_refused(stage, data):
     assert "<stdin>" in one_line(stage, stage("--from-json", data=data), 3)
 
 

@@ -243,7 +243,7 @@ def test_malformed_lines_are_refused_with_their_number(line):
     assert len(str(caught.value)) < 300
 
 
-def test_bytes_that_are_no_utf8_are_refused():
+def test_bytes_that_are_not_utf8_are_refused():
     for line in (b"\xff\xfe\n", b'{"kind": "\xff"}\n', b'{"kind": "x\xed\xa0\x80"}\n'):
         with pytest.raises(MalformedError, match=r"^in:1: "):
             read(line)

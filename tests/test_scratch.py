@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_made_is_reported_with_its_parent(monkeypatch, t
 
 
 def test_code_comes_from_the_folder_that_the_c_compiler_ran_in(monkeypatch, tmp_path):
-    """Others may rename files in TMPDIR: the file under the old name would be run in the program."""
+    """Other users may rename files in TMPDIR, so the program would run a file that somebody else put there."""
     version = 'case "$*" in *--version*) echo fake 1; exit 0;; esac\n'
     compiler = tmp_path / "cc"
     compiler.write_text(f"#!/bin/sh\n{version}{SWAP.format(result='module.so')}printf right > module.so\n")

@@ -74,7 +74,7 @@ def test_another_profiler_is_left_alone(capsys):
     assert "another profiler" in capsys.readouterr().err
 
 
-def test_faults_are_said_once_and_the_program_goes_on(capsys):
+def test_faults_are_reported_once_and_the_program_continues(capsys):
     def fails(seen):
         raise ValueError("no")
 

@@ -114,7 +114,7 @@ def test_a_process_that_is_killed():
 
 
 def test_a_parent_that_is_killed():
-    """Its processes end, too."""
+    """When the parent is killed, its worker processes end, too."""
     code = """
 import os, sys, time
 from gpt.base.workers import run_all

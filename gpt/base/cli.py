@@ -1,7 +1,7 @@
 """The code that all command lines share: common options, running a stage, and reporting errors.
 
-A stage is a function with options (options.py, or typer's own) that's passed to `run`. It reads and writes through a
-`Stage` (gpt/stream/stage.py).
+A stage is a function that's passed to `run`. Its parameters are options, declared with options.py or typer. It reads
+and writes through a `Stage` (gpt/stream/stage.py).
 """
 
 from __future__ import annotations

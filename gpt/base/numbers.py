@@ -14,14 +14,14 @@ _FLOAT = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def parse_int(text: str | int) -> int:
-    """Parse a decimal number. A number is returned as it is. Raises ValueError."""
+    """Parse a decimal number, or return an int unchanged. Raises ValueError."""
     if isinstance(text, str) and not _INT.fullmatch(text):
         raise ValueError(f"not a whole number: '{text}'")
     return int(text)
 
 
 def parse_float(text: str | float) -> float:
-    """Parse a decimal fraction, with an exponent if need be. A number is returned as it is. Raises ValueError."""
+    """Parse a decimal fraction, which may have an exponent, or convert a number to a float. Raises ValueError."""
     if isinstance(text, str) and not (_FLOAT.fullmatch(text) and math.isfinite(float(text))):
         raise ValueError(f"not a number: '{text}'")
     return float(text)

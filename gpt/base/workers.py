@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[T]:
-    """Yield the result of each task, in order, or raise its exception. Both are pickled.
+    """Yield the result of each task, in order, or raise its exception. Results must be picklable.
 
     Tasks run in `jobs` processes, which are started by the first `next()`. No new tasks are started while WINDOW bytes
     of results are waiting. With one job or one task, tasks run in this process. Raises GptError if a process is killed.

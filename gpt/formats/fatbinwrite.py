@@ -33,7 +33,7 @@ _LEVEL = 3  # the default of zstd
 
 @dataclass(frozen=True)
 class Payload:
-    """An element to write: `type` is cubin or ptx, `arch` such as sm_90a."""
+    """An element to write. `type` is cubin or ptx, and `arch` is an architecture such as sm_90a."""
 
     type: str
     arch: str

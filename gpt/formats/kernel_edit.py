@@ -133,7 +133,7 @@ class KernelEditor:
 
     @property
     def info_section(self) -> int:
-        """The index of its `.nv.info.K`. Raises CannotEdit if there's no such section."""
+        """The index of the kernel's `.nv.info.K`. Raises CannotEdit if there's no such section."""
         number = self.cubin.numbers.get(b".nv.info." + self.name)
         if number is None or int(self.cubin.sections["info"][number]) != self.section:
             raise CannotEdit("a kernel without attributes")
@@ -141,7 +141,7 @@ class KernelEditor:
 
     @property
     def info(self) -> bytearray:
-        """Its `.nv.info.K`, to change in place."""
+        """The kernel's `.nv.info.K`, which can be changed in place."""
         return self.cubin.editable(self.info_section)
 
     def _check(self, at: int, code: bytes, last: int) -> None:

@@ -153,7 +153,7 @@ class Snippet:
 
     @property
     def saves(self) -> list[Save]:
-        """Its SAVEs, in order."""
+        """The SAVEs in the snippet, in order."""
         return [line.node for line in self.lines if isinstance(line.node, Save)]
 
     @property

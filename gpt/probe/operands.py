@@ -92,8 +92,8 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The BYTES of a `cp.async` that pads with zeros. `read` is the number of bytes that it reads, or a predicate; if
-    that's true, it reads none of the `size` bytes.
+    """The BYTES of a `cp.async` that pads with zeros. `read` is either the number of bytes that the instruction reads,
+    or a predicate. If the predicate is true, none of the `size` bytes are read.
     """
 
     size: int | tree.Operand

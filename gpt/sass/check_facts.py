@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpt.formats.kernel_edit import MAX_REGISTERS
-from gpt.sass.facts import Facts, Relocation
-from gpt.sass.kernels import Kernel
+from gpt.sass.kernels import Facts, Kernel, Relocation
 from gpt.sass.words import SIZE
 from gpt.sass.woven import Declaration, Inserted
 

@@ -2,7 +2,7 @@
 
 If a snippet needs more registers than are free, the weaver saves live ones. Four pairs of instructions are known:
 
-    STL [R1-16], R4          LDL R4, [R1-16]      below the stack pointer, where neither the kernel nor what it calls is
+    STL [R1-16], R4          LDL R4, [R1-16]      below the stack pointer: neither the kernel nor its callees use that
     MOV R9, R4               MOV R4, R9           in a register that's free
     P2R R9, PR, RZ, 0x7f     R2P PR, R9, 0x7f     predicates, one for each bit of the number
     IADD3 R9, RZ, UR4, RZ    R2UR UR4, R9         a uniform register

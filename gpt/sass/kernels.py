@@ -1,37 +1,37 @@
-"""The kernels of a cubin as code: their instructions, registers and jump tables. facts.py reads other facts about them.
+"""The kernels of a cubin as code: their instructions, registers and jump tables, and other facts that belong to code.
 
-Everything is read with `gpt.formats.kernel_edit`, which also writes it later. Jump tables are in the attribute 0x34 of
-`.nv.info.K`: for each indirect branch its offset, a zero, the number of its targets, and their offsets, u32 each (as in
-the code that ptxas generates for a `switch`).
+Everything is read with `gpt.formats.kernel_edit`, which also writes it later.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from gpt.base.errors import MalformedError
-from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, iter_relocations
-from gpt.formats.cubin import STT_FUNC, Data
+from gpt.formats.code_moves import has_addends, iter_relocations
+from gpt.formats.cubin import STT_FUNC
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.elf import SHF_EXECINSTR
-from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
+from gpt.sass.jump_tables import read_jump_tables
 from gpt.sass.masks import STARTS
 from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits, opcode_of
 
 RESERVED = 2  # registers in a kernel's count that the hardware reserves
+EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
+FRAME, STACK = 0x11, 0x12  # attributes of the module by symbol: bytes of its own frame; of everything it calls, too
 _USETMAXREG = 0x9C8  # the number is in the word, at bit 32
 _ENDS = {b"__assertfail"}  # functions that end the kernel
 _NO_CODE = {*_ENDS, b".nv.reservedSmem.offset0"}  # undefined symbols whose code never returns
@@ -40,8 +40,6 @@ _ADDRESSES = 4  # the bank that has functions' addresses
 _SOMEWHERE = -1  # in that bank
 _GENERAL = (1 << 255) - 1
 _UNIFORM = EVERY_REGISTER & (1 << STARTS.P) - (1 << STARTS.UR)
-_JUMP = struct.Struct("<III")
-_MAX_TARGETS = 1 << 20  # the limit for all jump tables of a kernel together
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Kernel:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its control flow. Raises UnboundedError."""
+        """The control flow of the code. Raises UnboundedError."""
         return self.base.graph if self.base else make_graph(self.code, self.jump_tables)
 
     @cached_property
@@ -158,7 +156,7 @@ def read_kernel(cubin: CubinEditor, name: str, table: Table, like: Code | None =
     code = Code(editor.code, table, like)
     if like:
         code.borrow(like)
-    tables = _jump_tables(editor.info)
+    tables = read_jump_tables(editor.info)
     elsewhere, returns = EVERY_REGISTER, True
     if code.find({"CALL"}):
         returns = not _calls_only_ends(cubin, code, code.targets.union(*tables.values()))
@@ -232,28 +230,53 @@ def _named_elsewhere(cubin: CubinEditor, table: Table) -> int:
     return found
 
 
-def _jump_tables(info: Data) -> dict[int, frozenset[int]]:
-    tables: dict[int, set[int]] = defaultdict(set)
-    room = _MAX_TARGETS
-    for branch, targets in _iter_tables(info):
-        room -= len(targets)
-        if room < 0:
-            raise CannotEdit("jump tables that are too large")
-        tables[branch].update(targets)
-    return {branch: frozenset(targets) for branch, targets in tables.items()}
+class Relocation(NamedTuple):
+    """A place in a kernel's code that the driver fills in: an offset, and the symbol and number that go there."""
+
+    offset: int
+    kind: int
+    symbol: int
+    addend: int
 
 
-def _iter_tables(info: Data) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for entry in iter_attributes(info):
-        if entry.kind != INDIRECT_BRANCH_TARGETS:
-            continue
-        at = 0
-        while at < len(entry.payload):
-            if at + _JUMP.size > len(entry.payload):
-                raise MalformedError("cubin: a jump table ends within an entry")
-            branch, _, count = _JUMP.unpack_from(entry.payload, at)
-            at += _JUMP.size
-            if 4 * count > len(entry.payload) - at:
-                raise MalformedError("cubin: a jump table ends within an entry")
-            yield branch, struct.unpack_from(f"<{count}I", entry.payload, at)
-            at += 4 * count
+@dataclass(frozen=True)
+class Facts:
+    """The numbers that the file has for a kernel's code."""
+
+    registers: int  # the number in the file: the highest register + 3
+    in_section: int  # the same number in the section's header, up to ELF ABI 7; 0 if it isn't there
+    bound: int | None  # the file's limit on it, if there is one
+    exits: tuple[int, ...]  # offsets of EXITs
+    barriers: int
+    frame: int
+    stack: int
+    flags: int  # the section's flags
+    relocations: tuple[Relocation, ...]  # in order
+
+
+def read_facts(cubin: CubinEditor, name: str) -> Facts:
+    """Read what the file says about a kernel's code. Raises MalformedError, and CannotEdit if it isn't understood."""
+    editor = KernelEditor(cubin, name)
+    exits: tuple[int, ...] = ()
+    barriers = 0
+    bound = None
+    for entry in iter_attributes(editor.info):
+        if entry.kind == EXITS:
+            if len(entry.payload) % 4:
+                raise MalformedError("cubin: a list of exits ends within an entry")
+            exits = struct.unpack(f"<{len(entry.payload) // 4}I", entry.payload)
+        elif entry.kind == BARRIERS:
+            barriers = entry.value
+        elif entry.kind == MAXREG_COUNT:
+            bound = entry.value
+    frame, stack = (cubin.find_pair(kind, editor.symbol) or 0 for kind in (FRAME, STACK))
+    flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
+    relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
+    return Facts(editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations)
+
+
+def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:
+    for _, _, table in iter_relocations(cubin, section):
+        addends = table["addend"] if has_addends(table) else [0] * len(table)
+        for one, addend in zip(table, addends, strict=True):
+            yield Relocation(int(one["offset"]), int(one["type"]), int(one["symbol"]), int(addend))

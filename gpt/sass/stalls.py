@@ -63,8 +63,8 @@ def find_longest(code: Code) -> int:
 
 
 def iter_late(code: Code, graph: Graph, first: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
-    """Yield registers whose results may still be missing after a branch that replaces instruction `first`, each with
-    the number of cycles until they arrive. No result takes longer than `longest`.
+    """Yield registers that may not have been written yet after a branch that replaces instruction `first`, each with
+    the number of cycles until its value arrives. No value takes longer than `longest`.
     """
     seen: dict[int, int] = {}
     stalls, masks, used, opcodes = code.controls.stalls, code.masks, code.used, code.opcodes

@@ -46,7 +46,7 @@ class Inserted:
 
     @property
     def length(self) -> int:
-        """Its number of words."""
+        """The number of words in the snippet."""
         return len(self.snippet.words)
 
 

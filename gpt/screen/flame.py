@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 DEEPEST, LEAST = 40, 1 / 400  # frames; boxes that are narrower, as a share of the whole, aren't drawn
-CHARACTERS = 190  # this much text fits in the width of the picture
+CHARACTERS = 175  # this much text fits in the width of the picture
 WARM = 20  # hues from red to yellow
 
 
@@ -46,7 +46,7 @@ def draw_flame(axes: Any, plot: Mapping[str, Any], columns: Mapping[str, Any], c
         if width < LEAST * whole:
             continue
         axes.barh(depth, width, left=begin, height=1, align="edge", color=_color(name), edgecolor="white", lw=0.5)
-        room = int(CHARACTERS * width / whole)
+        room = int(CHARACTERS * width / whole) - 1  # for the space before the text
         if room >= 3:
             form: Any = {"va": "center", "ha": "left", "fontsize": 7, "clip_on": True}
             axes.text(begin + whole / 400, depth + 0.5, text_of(name, room), **form)

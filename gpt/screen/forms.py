@@ -28,6 +28,7 @@ BARS = 30  # limit
 SEEN = 1 / 500  # bars shorter than this share of the longest one are invisible
 SIDE = 5  # margin of a histogram that has a single column, as a number of columns
 ROOM = 0.1  # space for text after the longest bar
+NARROW = 1 / 200  # narrower parts of a bar, as a share of it, are drawn as one
 LABELS = 40  # limit for the labels of rows
 NUMBER = 16  # columns of the text at a bar
 MANY = 20_000  # with more spans than this, an .svg has a bitmap instead of shapes
@@ -105,17 +106,21 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
 
 
 def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw one bar that is divided into parts, each with a name and a share."""
+    """Draw one bar that is divided into parts, each with a name and a share. Parts too narrow to be seen share one."""
     import numpy as np
 
     values = np.nan_to_num(columns[plot["y"][0]])
     first = told[plot["y"][0]]
     unit, scale = unit_of(first.get("unit", ""), float(values.sum()))
     left, whole = 0.0, float(values.sum()) or 1.0
-    for number, at in enumerate(np.flatnonzero(values).tolist()):
-        label = f"{_cut(columns[plot['x']][at] or '')} {100 * values[at] / whole:.1f} %"
-        axes.barh(0, values[at] / scale, left=left, height=0.5, label=label, color=hue(number), edgecolor="white")
-        left += values[at] / scale
+    parts = [(_cut(columns[plot["x"]][at] or ""), values[at]) for at in np.flatnonzero(values).tolist()]
+    narrow = [value for _, value in parts if value < NARROW * whole]
+    if len(narrow) > 1:
+        parts = [part for part in parts if part[1] >= NARROW * whole] + [(f"{len(narrow)} others", sum(narrow))]
+    for number, (name, value) in enumerate(parts):
+        label = f"{name} {100 * value / whole:.1f} %"
+        axes.barh(0, value / scale, left=left, height=0.5, label=label, color=hue(number), edgecolor="white")
+        left += value / scale
     axes.set_yticks([])
     axes.set_ylim(-0.5, 0.5)
     axes.set_xlim(0, left or 1)

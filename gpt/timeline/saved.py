@@ -33,7 +33,9 @@ LOST = "lost: the trace ends before it was written"
 
 
 class Ran(NamedTuple):
-    """A launch, the number of its process, and when it began. If that isn't `exact`, its graph or its call did."""
+    """A launch, the number of its process, and when it began. Unless `exact` is set, `begin` is the time of its graph
+    or its call.
+    """
 
     launch: Launch
     process: int
@@ -42,8 +44,8 @@ class Ran(NamedTuple):
 
 
 class SavedSpans(NamedTuple):
-    """The `facts` about spans. Calls and GPU times refer to them by number: some rows directly (`calls`, `work`), and
-    all others by process and function (`calls_of`, `work_of`).
+    """The `facts` about spans. The tables map calls and GPU times to numbers of facts: `calls` and `work` do so for
+    single rows, `calls_of` and `work_of` for all other rows of a process and function.
 
     `ran` are launches for which the time of the kernel or its graph is known, and `called` those for which only the
     time of the call is. `lost` is the number of launches without a call in the trace.

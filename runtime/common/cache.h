@@ -16,9 +16,9 @@ void gpt_sha256(const void *data, size_t size, char hex[65]);
 bool gpt_get_cached(const char *folder, const char key[65], struct gpt_bytes *found);
 void gpt_cache(const char *folder, const char key[65], const struct gpt_bytes *made);
 
-// Do the same in a folder with this path, whose files may have `limit` bytes in total. `room` is how many
-// bytes this process may still write before it measures the folder again; it begins with 0. `why` tells the
-// reason if the folder isn't used.
+// Do the same in the folder `path`, whose files may take up to `limit` bytes in total. `room` is how many
+// bytes this process may still write before it measures the folder again; it begins with 0. If the folder
+// can't be used, `why` gets the reason.
 bool gpt_get_from(const char *path, const char *key, off_t limit, struct gpt_bytes *found,
                   struct gpt_distrust *why);
 void gpt_keep_in(const char *path, const char *key, const struct gpt_bytes *made, off_t limit, long *room,

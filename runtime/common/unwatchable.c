@@ -41,8 +41,8 @@ static const char *check_elf(int file) {
 }
 
 // The dynamic linker ignores LD_PRELOAD if the kernel sets AT_SECURE. It does so if the effective user or
-// group differs from the real one, either because of the program's file or because of its caller, and if the
-// program gains capabilities.
+// group differs from the real one, either because of the program's file or because of its caller. It also
+// does so if the program gains capabilities.
 static const char *check_rights(int file, const struct stat *status) {
     struct statvfs system;
     bool gives =

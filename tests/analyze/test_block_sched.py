@@ -236,7 +236,7 @@ def test_a_trace_without_such_a_map(segment, fact):
     assert (b"no PTX" in done.stdout) == (segment[0] is MAP)
 
 
-def test_why_no_launch_has_a_buffer_is_said():
+def test_the_reason_why_no_launch_has_a_buffer_is_reported():
     lost = forge.buffer(0, bytes(32), lost="the disk is full")
     segment = forge.trace(MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 1, 1), lost)
     done = run("block_sched", data=forge.pack(segment))

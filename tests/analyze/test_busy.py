@@ -10,7 +10,7 @@ from tests.trace import forge
 
 @pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
 def test_a_kernel_that_gets_slower(growth, told):
-    """The last quarter of 40 launches takes 20 + 4 * 34.5 us on average, the first one 20 + 4 * 4.5."""
+    """The first quarter of 40 launches takes 20 + 4 * 4.5 us on average, and the last quarter 20 + 4 * 34.5 us."""
     made, at = Made(), 10
     for number in range(40):
         made.call("cuLaunchKernel", 3 * number, 1, at, 20 + growth * number, function=2)
@@ -25,7 +25,7 @@ def test_a_kernel_that_gets_slower(growth, told):
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_processes_that_share_a_gpu(turns):
-    """Both run 20 kernels of 100 us: alternately, or one process after the other."""
+    """Two processes run 20 kernels of 100 us: alternately, or one process after the other."""
     first, second = Made(pid=10), Made(pid=11)
     for number in range(20):
         places = (2 * number, 2 * number + 1) if turns else (number, 20 + number)
@@ -100,7 +100,7 @@ def test_a_host_that_keeps_asking(took, polls):
         )
 
 
-def test_memory_that_is_set_is_no_copy():
+def test_setting_memory_does_not_count_as_a_copy():
     made = Made()
     for number in range(10):
         made.call("cuLaunchKernel", 100 * number, 1, 100 * number + 5, 10)

@@ -255,11 +255,11 @@ def test_modules_in_dasks_temporary_folder_are_not_imported(tmp_path, monkeypatc
 
 
 def test_settings_that_another_user_can_change_are_refused(tmp_path, monkeypatch):
-    """They can name modules that Dask runs. Root may have the user's HOME."""
+    """Dask runs modules that its settings name. Root may have the user's HOME."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)
-    engine._check_settings()  # no settings yet
+    engine._check_settings()  # no settings exist yet
     (tmp_path / "home" / ".config" / "dask").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"^\S+/home: another user can change Dask's settings in \S+/dask:"):
         engine._check_settings()
@@ -285,7 +285,7 @@ def test_a_scheduler_without_workers_is_an_error(tmp_path):
 
 
 @pytest.mark.full
-def test_another_service_is_no_scheduler(tmp_path):
+def test_other_services_are_not_accepted_as_a_scheduler(tmp_path):
     """If the user gives the dashboard's address, Dask reads the first bytes of the HTTP response as a length, which
     is exabytes.
     """

@@ -239,7 +239,7 @@ def test_why_a_rank_is_late(called, why):
     assert found.rows["kernels"][0]["dominated"] == "waiting"
 
 
-def test_the_first_collective_and_the_warm_up_are_told_apart():
+def test_the_first_collective_and_the_warm_up_are_distinguished():
     """The first one takes 100 times as long as most, the next two three times as long."""
     begins, ends = lockstep(2, 20, {(1, 0): 400 * US})
     ends = begins.max(axis=0) + np.array([100 * TOOK, 3 * TOOK, 3 * TOOK, *[TOOK] * 17])

@@ -43,7 +43,7 @@ def side(count, mean, deviation=0.0, size=0, timed=True):
         (side(7, 0, timed=False), side(7, 5), "not timed"),
     ],
 )
-def test_differences_are_told_from_noise(a, b, differs):
+def test_differences_are_distinguished_from_noise(a, b, differs):
     assert tell_difference(a, b, 10**9) == differs
 
 
@@ -216,7 +216,7 @@ def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
     )
 
 
-def test_few_calls_are_no_proof_that_nothing_differs(tmp_path):
+def test_few_calls_do_not_prove_that_nothing_differs(tmp_path):
     for name, took in (("a.mp", 5), ("b.mp", 50)):
         (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls([(1, took * MS, INIT, 0)]), pid=took)))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
@@ -358,7 +358,7 @@ def test_outliers_are_found(values, far):
     assert find_outliers(values) == far
 
 
-def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
+def test_a_few_waits_of_a_second_are_not_noise(tmp_path):
     for name, slow in (("a.mp", 1000), ("b.mp", 10**9)):
         calls, at = [], 1
         for n in range(1000):
@@ -380,7 +380,7 @@ def test_few_waits_that_took_a_second_are_no_noise(tmp_path):
     ]
 
 
-def test_a_difference_of_host_code_is_told_as_one(tmp_path):
+def test_a_difference_in_host_code_is_reported_as_one(tmp_path):
     """B is 18 s shorter: host code takes 17.9 s less, and 31 calls of the same function 0.1 s less."""
     for name, pause, took, args, probe in (("a.mp", 20_000, 5, "3", "block_sched"), ("b.mp", 2_100, 2, "1", "dmat")):
         calls = [(1 + (MS * (n * (took + n) + (pause if n > 15 else 0))), MS * (took + n), SYNC, 0) for n in range(31)]

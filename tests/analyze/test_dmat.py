@@ -94,7 +94,7 @@ def test_each_sm_has_a_clock_of_its_own():
 
 
 def make_log(accesses, params=(), args=b""):
-    """Return a trace whose log has a room for each access: SM, clock, address and time."""
+    """Return a trace whose log has one room for each access. An access is a tuple of SM, clock, address and time."""
     fields = FIELDS | {"sm": "u32"}
     map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=1 << 20, **fields)
     found = [

@@ -113,7 +113,7 @@ def test_launches_that_did_not_return_are_not_counted():
     assert found.verdicts["graphs"][0] == "no GPU time for 1 replay: the times leave them out"
 
 
-def test_launches_of_graphs_that_were_made_before_are_no_error():
+def test_launches_of_graphs_that_were_made_earlier_are_not_an_error():
     done = run("graphs", data=forge.pack(forge.trace(*APIS, replays((100, 5, 0, FIRST)))))
     assert (done.returncode, done.stderr) == (0, b"")
     text = " ".join(done.stdout.decode().split())

@@ -311,7 +311,7 @@ def test_one_action_for_calls_of_one_type():
 
 
 @pytest.mark.parametrize(("args", "partial"), [(["--cuda-stream", "0x7"], True), (["--gpu", "0"], False), ([], False)])
-def test_a_selection_that_leaves_out_work_is_said(args, partial):
+def test_a_selection_that_omits_work_is_reported(args, partial):
     for name, table in (("idle", "gpus"), ("startup", "startup")):
         found = ask(name, looked_at().segment(), args=tuple(args))
         told = any(line.startswith("only the chosen") for line in found.verdicts[table])

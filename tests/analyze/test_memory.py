@@ -268,7 +268,7 @@ def test_who_asked_by_module_and_range():
     assert "modules" not in answers("memory", made(*calls)).rows
 
 
-def test_time_without_recording_is_told():
+def test_time_without_recording_is_reported():
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((1, True), (20, False), (90, True))]
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 99, BASE + PAGE, 9), more=off))
     assert sum(row.get("unrecorded", 0) for row in found.rows["times"]) == ZERO + 71 * MS

@@ -71,7 +71,7 @@ def test_activity_counts_for_the_ranges_of_its_thread():
     )  # fmt: skip
 
 
-def test_recording_that_was_off_is_said():
+def test_pauses_of_recording_are_reported():
     off = [records.make("recording", on=on, at=ZERO + at * MS) for at, on in ((6, False), (11, True))]
     found = ask("nvtx", made(*LAUNCHES, more=[*ranged(("step", 0, 20)), *off], monotonic=ZERO))
     assert found.rows["ranges"][0]["total"] == 20 * MS
@@ -197,7 +197,7 @@ def test_wild_ranges_are_no_fault():
         assert form != ("--format", "md") or len(done.stdout) <= 8000
 
 
-def test_a_blank_name_is_said():
+def test_a_blank_name_is_reported():
     found = answers("nvtx", made(*LAUNCHES, more=ranged(("", 0, 4), (" \n", 5, 6), ("", 7, None, 1, "mark"))))
     assert [(row["name"], row["count"]) for row in found.rows["ranges"]] == [("(no name)", 2)]
     assert [row["name"] for row in found.rows["marks"]] == ["(no name)"]

@@ -126,7 +126,7 @@ def rotations(sequence, period):
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.lists(st.integers(1, 3), min_size=3, max_size=3), min_size=1, max_size=5), st.data())
-def test_stretches_of_different_units_are_told_apart(units, data):
+def test_stretches_of_different_units_are_distinguished(units, data):
     sequence = []
     for unit in units * 2:
         sequence += unit * data.draw(st.integers(3, 6)) + unit[: data.draw(st.integers(0, 2))] + [99]
@@ -140,7 +140,7 @@ def test_stretches_of_different_units_are_told_apart(units, data):
     assert len(set().union(*of_each)) == len(found)
 
 
-def test_units_are_told_apart_across_blocks(monkeypatch):
+def test_units_are_distinguished_across_blocks(monkeypatch):
     sequence = codes(*[1, 2, 3] * 7, 9, *[2, 3, 1] * 5, 9, *[1, 3, 2] * 6)
     whole = split_units(sequence, make_period(sequence, 3))
     for size in (1, 2, 3, 7):

@@ -201,7 +201,7 @@ def test_a_kernel_without_tensor_operations_is_a_point():
 
 
 @pytest.mark.full
-def test_two_devices_are_told_apart_and_drawn(tmp_path):
+def test_two_devices_are_distinguished_and_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     other = H200 | {"name": "B$\x1b\n", "sms": 10}
     both = [trace(moved(1000), computed(90_000), took(1000), device=H200),

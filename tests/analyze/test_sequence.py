@@ -210,7 +210,7 @@ def test_two_models_have_times_of_their_own():
     ]  # fmt: skip
 
 
-def test_a_copy_that_waits_for_kernels_is_no_transfer():
+def test_waiting_for_kernels_does_not_count_as_transfer():
     """A 4-byte copy is called while two kernels of 99 ms each are pending. The copy itself takes 1 ms."""
     warm = [*launches((-10, 1)), ("cuStreamSynchronize", -5, 4)]
     calls = [*warm, *launches((0, 1), (2, 1)), ("cuMemcpyDtoH", 4, 197, 4), *launches((210, 1), (212, 1)),
@@ -241,7 +241,7 @@ def test_gaps_after_waiting():
     ]
 
 
-def test_time_before_the_first_work_and_after_the_last_is_told():
+def test_time_before_the_first_work_and_after_the_last_is_reported():
     """From 10 to 100 ms: launches of 1 ms at 30, 50 and 70 ms, and work on the GPU from 32 to 75 ms."""
     ran = gpu_times(
         (32, 10, 30, "cuLaunchKernel", 1), (52, 10, 50, "cuLaunchKernel", 1), (72, 3, 70, "cuLaunchKernel", 1)
@@ -356,7 +356,9 @@ def test_rounds_that_only_the_inference_has_are_said_to_be():
 
 
 def test_rounds_that_interleave_are_counted_thread_by_thread():
-    """Each of two threads launches k1 k2 k3 k4 ten times, one after the other, but two pairs of rounds interleave."""
+    """Two threads take turns at launching k1 k2 k3 k4, ten times each. In two of these turns, their launches
+    interleave.
+    """
     one = [(10 + 40 * n + 3 * step, step + 1) for n in range(10) for step in range(4)]
     other = [
         (start + (1 if n in (4, 7) else 20), kernel) for n in range(10) for start, kernel in one[4 * n : 4 * n + 4]

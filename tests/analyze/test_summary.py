@@ -155,7 +155,7 @@ def test_time_on_the_gpu_is_that_of_kernels_and_copies():
     assert (row["op"], row["gpu_calls"], row["gpu_total"]) == ("HtoD", 1, 33)
 
 
-def test_first_launches_that_load_their_code_are_told():
+def test_first_launches_that_load_their_code_are_reported():
     """On an H200, the event before a launch enters the stream long before the driver has loaded the kernel."""
     kernel = [records.make("function", id=i, name=n) for i, n in ((1, "a"), (2, "b"), (3, "c"))]
     took = [(73_000_000, 4, 1), (2000, 4, 1), (3000, 4, 1), (900, 4, 2), (100, 4, 2), (5000, 4, 3), (5100, 4, 3)]
@@ -229,7 +229,7 @@ def test_launches_with_and_without_probes_are_counted():
     assert len(found["map"]) == len(found["probed"]) == len(found["buffer"]) == 1  # passed on
 
 
-def test_gpu_time_without_probes_is_told_by_reason():
+def test_gpu_time_without_probes_is_reported_by_reason():
     """Kernel a runs for 60 us with probes and 20 us without. Kernel b runs for 20 us without: once for one reason,
     three times for another.
     """

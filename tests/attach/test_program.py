@@ -112,7 +112,7 @@ def test_no_function_of_another_gpt_hook_is_in_the_program(answer, tmp_path, mon
 @pytest.mark.parametrize(
     ("data", "fact"), [(b"", "not a shared library"), (b"\x7fELF" + bytes(60), "not a shared"), (b"x" * 99, "not a")]
 )
-def test_a_file_that_is_no_library_is_refused(data, fact, tmp_path):
+def test_a_file_that_is_not_a_library_is_refused(data, fact, tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(data)
     with pytest.raises(GptError, match=fact):
         exports(tmp_path / "libcuda.so.1")
@@ -153,7 +153,7 @@ def test_only_what_the_process_calls_is_printed():
     assert kernel.probes(["f"], TAG, program.of_process(7))[0].startswith("kprobe:f /pid == 7/ { ")
 
 
-def test_a_thread_is_no_process():
+def test_a_thread_is_not_a_process():
     """/proc has a folder for each thread, but doesn't list it."""
     begun, over = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: begun.set() or over.wait())
@@ -307,7 +307,7 @@ def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, f
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root gives rights away by setpriv")
-def test_root_without_rights_is_told_so(mapped):
+def test_root_without_capabilities_gets_an_explanation(mapped):
     """The message used to say that the process hadn't used the driver."""
     pid = mapped(1).pid
     drop = "exec setpriv --bounding-set -sys_admin,-checkpoint_restore --inh-caps -sys_admin,-checkpoint_restore"

@@ -227,19 +227,19 @@ def test_a_part_of_a_name_that_was_lost_shows(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "\0" * 5000])
-def test_other_files_are_refused_and_leave_no_trace(text, tmp_path):
+def test_other_files_are_refused_without_writing_a_trace(text, tmp_path):
     with pytest.raises(MalformedError, match="not what bpftrace prints"):
         attach(tmp_path, text)
     assert not (tmp_path / "trace.mp").exists()
 
 
-def test_a_recording_of_nothing_is_no_trace(tmp_path):
+def test_an_empty_recording_leaves_no_trace(tmp_path):
     with pytest.raises(GptError, match="nothing called a function"):
         attach(tmp_path, as_json([*BEGIN, *END]))
     assert not (tmp_path / "trace.mp").exists()
 
 
-def test_an_attached_trace_is_no_evidence_of_unused_code(tmp_path):
+def test_attached_traces_do_not_prove_that_code_is_unused(tmp_path):
     attach(tmp_path, as_json(WHOLE))
     with pytest.raises(GptError, match="ran before it was watched"):
         used.read_used([tmp_path / "trace.mp"], allow_incomplete=False)
@@ -431,7 +431,7 @@ def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
 
 @pytest.mark.parametrize("form", [as_text, as_json])
 def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
-    """Every line of the program has its tag, and so has the end of a name; nobody else can know it."""
+    """Each line that the program prints has its tag, and so does the end of each name. Nobody else can know the tag."""
     forged = [*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1", "", "end"]
     forged += ["Lost 5 events", "Attaching 3 probes...", '{"type":"lost_events","data":{"events":9}}']
     evil = "x\n" + "\n".join(forged)
@@ -446,7 +446,7 @@ def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
 
 @pytest.mark.parametrize("form", [as_text, as_json])
 @pytest.mark.parametrize("rest", [[], ["Lost 5 events"], ["x" * 60] * 30])
-def test_a_name_that_never_ends_is_no_name(rest, form, tmp_path, capfd):
+def test_a_name_without_an_end_is_not_accepted(rest, form, tmp_path, capfd):
     """A name without an end was cut off, or comes from another program. What follows must not be taken for a part of it
     forever.
     """

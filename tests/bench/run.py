@@ -220,8 +220,8 @@ def measure_zstd(library: Path, wheel: str) -> dict[str, Any]:
     """Return the size of the GPU code, as it is and compressed with zstd at level 19, for all code and for the code
     that each method keeps.
 
-    The whole code is compressed once, and then only what each method keeps. --zstd-sizes would compress everything for
-    each method, and at that level zstd takes a second for 2 to 4 MB.
+    The whole code is compressed only once; for each method, only the code that it keeps is compressed. With
+    --zstd-sizes, everything would be compressed for each method, which takes a second per 2 to 4 MB at that level.
     """
     row: dict[str, Any] = {"wheel": wheel}
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:

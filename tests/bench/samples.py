@@ -4,19 +4,25 @@
 
 The program has a Python stack of DEPTH frames and calls the driver. It prints how much processor time its own thread
 and the sampling thread needed; other load on the machine hardly changes these times.
+
+stalls.c counts interrupts of a native thread by their length, per second of its processor time. On a virtual machine,
+these lengths include time in which the host ran something else.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from gpt.stream import wire
+from tests.runtime import hooked
 
 RATES, ROUNDS, DEPTH = (0, 50, 1000), 7, 30
+STALLS, SECONDS, LENGTHS = Path(__file__).with_name("stalls.c"), 4, (5, 20, 50, 100)  # us, as in stalls.c
 PROGRAM = f"""
 import ctypes, json, os, time
 cu = ctypes.CDLL("libcuda.so.1")
@@ -43,21 +49,40 @@ print(json.dumps([time.thread_time() - before, sampler() - began]))
 """
 
 
+def run(folder: Path, rate: int, *command: str) -> str:
+    """Return the output of a program that's sampled `rate` times a second."""
+    options = ["--sample-host", str(rate)] if rate else []
+    line = ["gpt-hook", "run", "-q", "-f", "-o", str(folder / "t.mp"), "--device", "sim", *options, "--", *command]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
 def measure(folder: Path, rate: int) -> tuple[float, float, int]:
     """Return the seconds of the program's thread and of the sampling thread, and the number of samples."""
-    options = ["--sample-host", str(rate)] if rate else []
-    line = ["gpt-hook", "run", "-q", "-f", "-o", folder / "t.mp", "--device", "sim", *options, "--", sys.executable]
-    done = subprocess.run([*map(str, line), "-c", PROGRAM], capture_output=True, text=True, check=True)
+    out = run(folder, rate, sys.executable, "-c", PROGRAM)
     with open(folder / "t.mp", "rb") as file:
         samples = sum(record["kind"] == "sample" for record in wire.read_records(file, "t.mp"))
-    own, sampling = json.loads(done.stdout)
+    own, sampling = json.loads(out)
     return own, sampling, samples
 
 
+def count_stalls(folder: Path, program: Path, rate: int) -> list[float]:
+    """Return the number of interrupts over each of LENGTHS, per second of the thread's processor time."""
+    own, *counts = json.loads(run(folder, rate, str(program), str(SECONDS)))
+    return [1e9 * count / own for count in counts]
+
+
 def main() -> None:
-    """Print the least time of the program at each rate, as other load only adds to it."""
+    """Print the least time of the program at each rate, as other load only adds to it, and the median numbers of
+    interrupts.
+    """
     with tempfile.TemporaryDirectory() as folder:
+        program = hooked.compile_c(Path(folder, "stalls"), STALLS, "-O2")
+        rounds = [[count_stalls(Path(folder), program, rate) for rate in RATES] for _ in range(ROUNDS)]
         found = [[measure(Path(folder), rate) for rate in RATES] for _ in range(ROUNDS)]
+    for at, rate in enumerate(RATES):
+        medians = [statistics.median(turn[at][length] for turn in rounds) for length in range(len(LENGTHS))]
+        told = ", ".join(f"{median:.0f} over {length}" for median, length in zip(medians, LENGTHS, strict=True))
+        print(f"{rate:5} Hz: interrupts per second, by their us: {told}")
     for at, rate in enumerate(RATES):
         least = [min(turn[one][0] for turn in found) for one in (at, 0)]
         count = sum(turn[at][2] for turn in found)

@@ -67,7 +67,7 @@ def test_a_trace_is_not_replaced(command, tmp_path):
         assert run(name, *form, "-o", tmp_path / "out", tmp_path / "t.mp").returncode == 0
 
 
-def test_only_kernels_that_were_asked_for_are_told_of(tmp_path):
+def test_only_requested_kernels_are_reported(tmp_path):
     segment = forge.trace(
         *(records.make("function", id=at, name=name) for at, name in ((9, KERNEL), (10, "_Z4copyi"))),
         forge.kernel(1, 9, KERNEL), forge.kernel(2, 10, "_Z4copyi"), forge.probed(1, 1, 9, 2, 32),

@@ -382,7 +382,7 @@ def test_a_folder_that_others_swapped_in_is_left_untouched(shape, tmp_path):
     assert sorted(os.listdir(made.path)) == ["tables", "tables.sqlite"] and not os.listdir(made.path / "tables")
 
 
-def test_another_file_than_ours_is_no_database(monkeypatch, tmp_path):
+def test_a_database_replaced_by_a_link_is_not_opened(monkeypatch, tmp_path):
     """SQLite opens files by name, so someone may create a link in between."""
     (victim := tmp_path / "victim").touch()
     connect = files.sqlite3.connect

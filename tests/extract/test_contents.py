@@ -61,7 +61,7 @@ def test_elements_of_the_same_bytes_are_unpacked_once(monkeypatch):
     assert opener.open(items[2].placed, keep=True).data == forge.cubin(2, names[0])
 
 
-def test_elements_that_differ_only_inside_are_told_apart():
+def test_elements_that_differ_only_inside_are_distinguished():
     """Elements of equal size and with equal ends are compared as a whole."""
     rng = random.Random(7)
     names = [b"\0" + bytes(rng.choices(b"abcdef", k=50)) + b"\0" for _ in range(50)]

@@ -88,7 +88,7 @@ def test_used_kernels_and_their_functions_are_left(arch, used, tmp_path):
 
 
 def graph(text, data):
-    """Return the pairs of the call graph by name, as cuobjdump prints them. None stands for a symbol that isn't a
+    """Return the call graph that cuobjdump prints, as pairs of names. None stands for a symbol that isn't a
     function.
     """
     names = [s.name for s in ELFFile(io.BytesIO(data)).get_section_by_name(".symtab").iter_symbols()]

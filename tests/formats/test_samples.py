@@ -111,7 +111,7 @@ def test_members_of_an_archive_are_named(sample):
             assert data[record["offset"] + record["header_size"] :].startswith(b"\x7fELF")
 
 
-def test_relocatable_code_is_told_from_linked(sample):
+def test_relocatable_code_is_distinguished_from_linked_code(sample):
     sections = [record["section"] for record in extract(sample("relocatable")).kind("element")]
     assert sections == [".nv_fatbin"] * 2 + ["__nv_relfatbin"] * 4
 

@@ -192,7 +192,9 @@ class Model:
         self.run("linear", rows, y, x, self.weights[matrix], c_uint(columns), c_uint(mode))
 
     def step(self, place, token=None):
-        """Return the token after the one at a position. The input is `token`, or the previous step's choice."""
+        """Process the token at position `place`, and return the next token. The input is `token`, or the previous
+        step's result if that's None.
+        """
         at = self.at
         if token is not None:
             self.driver.copy_in(at["token"], array("I", [token]))
@@ -219,7 +221,7 @@ class Model:
 
 
 class TorchModel:
-    """The same in PyTorch."""
+    """The same model in PyTorch, with the same `step`."""
 
     def __init__(self, weights):
         import torch

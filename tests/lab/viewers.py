@@ -2,7 +2,7 @@
 
     python tests/lab/viewers.py FOLDER [docs/figures/analyses]
 
-Needs Chromium, and the network on the first run (tests/packages.py); no GPU. Run once: the timelines of
+Needs Chromium, and the network on the first run (tests/packages.py), but no GPU. We ran it once, on the timelines in
 docs/figures/analyses.
 """
 

@@ -1,4 +1,4 @@
-"""Spans that are accepted or rejected, and plans for files and spans that make no sense."""
+"""Check which spans are accepted, and how plans are made for files and spans that make no sense."""
 
 import os
 import random

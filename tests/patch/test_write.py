@@ -90,7 +90,7 @@ def test_once_is_once(library):
     assert run("gpt-patch", "-o", "out", "--once", data=b"").status == 2
 
 
-def test_the_original_of_another_version_is_no_backup(library, sample):
+def test_the_original_of_another_version_is_not_used_as_a_backup(library, sample):
     other = library.with_name(library.name + BACKUP)
     shutil.copy(sample("pie"), other)
     before = library.read_bytes()

@@ -100,7 +100,7 @@ def test_a_kernel_that_is_not_there():
         prune.prune(scan.scan_module(SHAPES, "k"), ["later"])
 
 
-def test_places_are_told_in_the_whole():
+def test_pruned_modules_have_the_locations_of_the_whole_module():
     whole = scan.scan_module(SHAPES, "shapes")
     for entry in whole.entries:
         part = prune.pruned(prune.pruned(whole, [entry.name]), [entry.name])

@@ -185,8 +185,8 @@ def test_an_image_that_is_too_large_is_refused(run):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("away", ["os.setuid(65534)", "assert not CDLL(None).unshare(0x40000000)  # CLONE_NEWNET"])
 def test_out_of_its_reach_a_program_helps_itself(run, away):
-    """A program that can't reach the supervisor any more runs its own stages. If their tools are inaccessible too, that
-    fails.
+    """A program that can't reach the supervisor any more runs the stages itself. If it can't access the stages' tools
+    either, the launch fails.
     """
     script = """
     begin_all()

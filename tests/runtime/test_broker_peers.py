@@ -572,7 +572,7 @@ def test_root_names_probes_for_another_users_program(tmp_path_factory):
 
 
 @needs_namespaces
-def test_ctl_in_a_sandbox_is_told_so(tmp_path):
+def test_ctl_in_a_sandbox_gets_an_explanation(tmp_path):
     program = hooked.compile_c(tmp_path / "client", controlling.SERVER)
     server = Server(tmp_path / "t.mp", program, "--disabled", GPT_SIM_RUN="none")
     words = hooked.command("ctl", str(server.pid), "probe", "--jit", "cat")

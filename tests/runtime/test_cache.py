@@ -23,7 +23,7 @@ def run(folder, cache, *options):
 
 
 @pytest.mark.parametrize("name", ["probed", full("sim")])
-def test_a_folder_that_another_user_planted_is_not_used_and_said_once(name, tmp_path):
+def test_a_folder_planted_by_another_user_is_reported_once_and_not_used(name, tmp_path):
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     (home := tmp_path / "home").mkdir()

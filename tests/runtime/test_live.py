@@ -569,7 +569,7 @@ def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
     assert launches(read((tmp_path / "t.mp").read_bytes())) == {"foo": 70001}
 
 
-def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private):
+def test_a_helper_that_is_killed_after_the_program_is_reported(tmp_path, private):
     """Once, no message said that the stream had lost its end, because the program had nothing more to write."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -587,7 +587,7 @@ def test_a_helper_that_is_killed_after_the_program_is_told_of(tmp_path, private)
 
 
 @pytest.mark.parametrize("launched", [b"", b"1\n"])
-def test_a_folder_that_is_removed_meanwhile_is_told_of(tmp_path, private, launched):
+def test_a_folder_that_is_removed_meanwhile_is_reported(tmp_path, private, launched):
     """Once, the stream was complete but empty: a segment that ends without a record."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -112,7 +112,7 @@ def test_traces_that_cannot_begin_are_counted(tmp_path, busy):
     assert traces.count(0) < int(report[0]) < 60, "some began, and had no room for calls"
 
 
-def test_a_run_below_it_says_nothing(tmp_path, busy):
+def test_a_run_below_max_disk_reports_nothing(tmp_path, busy):
     done = run(tmp_path, busy, PTX, 100, 2, 2, size="16M")
     assert done.returncode == 0 and "max-disk" not in done.stderr
     assert not hooked.Trace(tmp_path / "t.mp").of("dropped")

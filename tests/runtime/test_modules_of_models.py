@@ -59,7 +59,7 @@ def test_modules_of_a_forward_and_a_backward_pass(tmp_path):
 
 
 def test_threads_that_run_backward_passes_at_once(tmp_path):
-    """They add hooks of different modules by the same tensor."""
+    """Several threads may add hooks of different modules by the same tensor."""
     ran(tmp_path, "threads")
     kernels = {"attn": 60, "attn.q": 60, "attn.o": 60, "mlp.N": 60}
     expected = {f"layers.N.{name}": count for name, count in kernels.items()} | {"head": 20}
@@ -142,7 +142,7 @@ def test_a_sitecustomize_of_the_program_runs(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["-I", "-sE"])
-def test_a_python_that_does_not_load_it_is_said(tmp_path, option):
+def test_a_python_that_does_not_load_gpt_layers_is_reported(tmp_path, option):
     done = traced(tmp_path, option, "-c", "print(1)")
     assert (done.stdout, done.returncode) == ("1\n", 0)
     assert f"warning: {option}: with this option, Python doesn't load gpt.layers" in done.stderr

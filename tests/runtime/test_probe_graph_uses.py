@@ -1,4 +1,6 @@
-"""gpt-hook -p: uses of CUDA graphs other than launches work as without probes. On the simulated device."""
+"""gpt-hook -p: programs can use CUDA graphs as they can without probes, for more than launches. On the simulated
+device.
+"""
 
 import os
 import shutil

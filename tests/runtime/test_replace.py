@@ -262,7 +262,7 @@ def test_another_build_id(layout, build_id, fact):
     refused(layout, f"{{}} has {fact} build id")
 
 
-def test_files_that_are_no_library(layout):
+def test_files_that_are_not_a_library(layout):
     slim = layout / "slim" / "libfoo.so.1"
     data = slim.read_bytes()
     slim.write_bytes(data[:-5000])

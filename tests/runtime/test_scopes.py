@@ -71,7 +71,7 @@ def test_its_own_functions_stay_its_own(tmp_path):
 
 @pytest.mark.parametrize("end", ["return 0;", "_exit(0);", "dlclose(plugin); _exit(0);"])
 @pytest.mark.parametrize("source", [LINKED, ASKS])
-def test_a_library_in_a_namespace_of_its_own_is_told_of(tmp_path, source, end):
+def test_a_library_in_its_own_namespace_is_reported(tmp_path, source, end):
     plugin = build(tmp_path, source)
     client = CLIENT.replace("OPEN", f'dlmopen(LM_ID_NEWLM, "{plugin}", RTLD_NOW)')
     client = client.replace("return start() || dlclose(plugin);", f"assert(!start()); {end}")

@@ -22,7 +22,7 @@ FIELDS = [{"name": "value", "type": "u64", "offset": 0}]
 
 
 class Toy:
-    """One run; it numbers modules and maps."""
+    """One run of the stage, which numbers modules and maps."""
 
     def __init__(self) -> None:
         self.count = self.module = 0

@@ -14,8 +14,7 @@ from gpt.base.errors import GptError
 from gpt.sass.check import Finding, Version, check
 from gpt.sass.check_words import NOP
 from gpt.sass.code import Code
-from gpt.sass.facts import Relocation
-from gpt.sass.kernels import Kernel
+from gpt.sass.kernels import Kernel, Relocation
 from gpt.sass.masks import Registers
 from gpt.sass.tables import Operand
 from gpt.sass.words import PT, SIZE, bits, control_of, dump_words, with_bits, with_control

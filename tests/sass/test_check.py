@@ -10,8 +10,7 @@ from gpt.sass.check import Version, check
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_words import NOP
 from gpt.sass.code import Code
-from gpt.sass.facts import read_facts
-from gpt.sass.kernels import read_kernel
+from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers
 from gpt.sass.stalls import find_unscheduled
 from gpt.sass.words import Control, dump_words, guard_of, with_bits, with_control, with_guard

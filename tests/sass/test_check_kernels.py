@@ -12,9 +12,8 @@ from gpt.sass.check_known import State, Surroundings
 from gpt.sass.check_saves import is_slot
 from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import NOP
-from gpt.sass.facts import Relocation, read_facts
 from gpt.sass.flow import NOTHING
-from gpt.sass.kernels import read_kernel
+from gpt.sass.kernels import Relocation, read_facts, read_kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS, Registers
 from gpt.sass.words import SIZE, Guard, bits, control_of, with_bits, with_control, with_guard
 from gpt.sass.woven import Inserted
@@ -254,7 +253,7 @@ def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
 
 
 def test_a_uniform_register_is_not_saved_where_lanes_are_split(leader):
-    """Other lanes may have overwritten it by then."""
+    """By the time it's restored, other lanes may have overwritten the register."""
     trampoline, number = inserted(leader)
     part = trampoline.parts[number]
     words = list(leader.new.kernel.code.words)

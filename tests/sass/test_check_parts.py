@@ -10,8 +10,7 @@ from gpt.probe.sass.draft import with_change
 from gpt.probe.sass.stack import announce_stack_pointer
 from gpt.sass.check import Version, check
 from gpt.sass.check_words import NOP, make_branch
-from gpt.sass.facts import read_facts
-from gpt.sass.kernels import read_kernel
+from gpt.sass.kernels import read_facts, read_kernel
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.words import SIZE, Guard, control_of, with_control, with_guard, with_target
 from gpt.sass.woven import Declaration, Inserted, Moved, Snippet, Trampoline

@@ -33,8 +33,7 @@ from gpt.probe.plan.closed import ClosedCode
 from gpt.probe.sass.stack import announce_stack_pointer
 from gpt.sass.check import Version, check
 from gpt.sass.code import Code
-from gpt.sass.facts import read_facts
-from gpt.sass.kernels import RESERVED, Kernel, read_kernel
+from gpt.sass.kernels import RESERVED, Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.tables import table_of
 from gpt.sass.words import (

@@ -50,6 +50,15 @@ def test_bars_of_several_parts_stay_in_their_order(tmp_path):
     assert [text for text in texts if text in "ab"] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("small", "names"), [((4, 3), ["most 99.3 %", "2 others 0.7 %"]), ((4,), ["most 99.6 %", "s0 0.4 %"])]
+)
+def test_parts_of_a_bar_that_nobody_sees_are_one(small, names, tmp_path):
+    rows = [("most", 1000), *((f"s{n}", value) for n, value in enumerate(small)), ("none", 0)]
+    texts = drawn(tmp_path, [NAME, TIME], rows, plot("stack", "name", "time"))
+    assert [text for text in texts if text.endswith(" %")] == names
+
+
 def test_bars_on_a_logarithmic_axis_are_all_seen(tmp_path):
     rows = [("long", 2_000_000_000), ("short", 700), ("middle", 50_000), ("none", None)]
     texts = drawn(tmp_path, [NAME, TIME], rows, plot("bars", "name", "time", log=1))
@@ -165,7 +174,7 @@ def test_little_and_much_is_drawn(form, rows, tmp_path):
     assert "time" in " ".join(drawn(tmp_path, columns, rows, plot(form, "name" if form == "bars" else "x", "time")))
 
 
-def test_clocks_and_addresses_are_told_apart(tmp_path):
+def test_clocks_and_addresses_are_distinguished(tmp_path):
     columns = [Column("low", "f64"), Column("high", "f64"), Column("records", "u64")]
     rows = [(94_291_116_962_816.0 + 4096 * n, 94_291_116_962_816.0 + 4096 * (n + 1), 3) for n in range(5)]
     texts = drawn(tmp_path, columns, rows, plot("histogram", "low", "records", end="high"))

@@ -209,7 +209,7 @@ def test_names_of_files_stay_in_their_folder(tmp_path):
     assert len(list((tmp_path / "images").iterdir())) == len(names)
 
 
-def test_files_of_one_name_are_told_of(tmp_path):
+def test_files_with_the_same_name_are_reported(tmp_path):
     data = segment(ptx(1, PLAIN), ptx(2, PLAIN)) + segment(ptx(1, RICH))
     done = asm(data, "--save", tmp_path / "images")
     path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
@@ -326,7 +326,7 @@ def test_command_lines_that_make_no_sense(args, status, fact):
     assert done.status == status and fact in done.err and len(done.err.splitlines()) == 1
 
 
-def test_an_image_larger_than_a_record_is_told(tmp_path):
+def test_an_image_larger_than_a_record_is_reported(tmp_path):
     copy = f"cat {tmp_path}/real.cubin /dev/zero | head -c {65 << 20} > $out"
     (tmp_path / "real.cubin").write_bytes(asm(segment(ptx(1, PLAIN))).kind("cubin")[0]["data"])
     done = asm(segment(ptx(1, PLAIN)), "--ptxas", fake.ptxas(tmp_path / "large", copy))
@@ -353,7 +353,7 @@ def test_cached_results_are_not_assembled_again(tmp_path, cache):
     assert asm(data, "--ptxas", broken / "ptxas", arch="sm_80").status == 1
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, cache):
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path, cache):
     cache.parent.mkdir(parents=True)
     cache.touch()
     done = asm(segment(ptx(1, PLAIN)))

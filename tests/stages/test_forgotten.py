@@ -63,7 +63,7 @@ def test_locate_of_ptx(library, tmp_path):
     assert (after.status, after.err) == (1, "")  # an earlier stage has reported it
 
 
-def test_nothing_to_cut_is_no_fault(library, tmp_path):
+def test_nothing_to_cut_is_not_an_error(library, tmp_path):
     keep = ["gpt-locate", "--used", library.with_name("used.txt"), "--keep-ptx", "--arch", "sm_90"]
     done = pipe(["gpt-extract", library], keep, ["gpt-patch", "-o", tmp_path])
     (patched,) = done.kind("patched")
@@ -82,7 +82,7 @@ def test_a_stage_of_somebody_elses_may_find_none(library, tmp_path):
     assert (done.status, done.err) == (0, "")
 
 
-def test_a_trace_is_no_list_of_libraries(library, tmp_path):
+def test_a_trace_is_not_a_list_of_libraries(library, tmp_path):
     done = run("gpt-patch", "-o", tmp_path, data=trace())
     assert (done.status, done.err) == (1, f"gpt-patch: error: {TRACE}\n")
 

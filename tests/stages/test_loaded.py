@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_listed_is_not_replaced(sample, tmp_path):
     assert library.read_bytes() == sample("zstd").read_bytes()
 
 
-def test_hard_links_are_told(sample, tmp_path):
+def test_hard_links_are_reported(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     os.link(library, tmp_path / "other.so")
     before = library.read_bytes()

@@ -170,7 +170,7 @@ def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
 
 
 @pytest.mark.full
-def test_a_corpus_that_cannot_be_had_is_said(corpus, monkeypatch, capsys):
+def test_a_corpus_that_is_unavailable_is_reported(corpus, monkeypatch, capsys):
     def fail(folder, jobs):
         raise RuntimeError("no such wheel")
         yield

@@ -75,7 +75,7 @@ def test_without_its_time_they_are_of_the_call():
     assert (told["gmem_bytes.read"], told["block_sched.blocks an SM"]) == (1024, "1 to 3")
 
 
-def test_kernels_of_one_call_are_told_apart():
+def test_kernels_of_one_call_are_distinguished():
     """For two nodes of a graph, it isn't known which GPU time belongs to which node."""
     trace = traced(call("cuGraphLaunch", 10, 5), ran(16, 20, 1, 10, api=5), ran(40, 20, 1, 10, api=5),
                    *probed(7, 10), *probed(8, 10))  # fmt: skip

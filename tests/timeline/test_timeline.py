@@ -201,7 +201,7 @@ def test_processes_of_two_machines_with_one_pid():
     ]
 
 
-def test_ranks_are_said():
+def test_ranks_are_shown():
     trace = small(rank=3)
     assert draw("ascii", trace).startswith(b"rank 3, process 10 on here: app\n")
     assert '"rank 3, process 10 on here: app"' in draw("html", trace).decode()

@@ -22,7 +22,7 @@ def test_beginnings_of_names_are_the_hooks():
     assert re.findall(r'\{"(\w*)", "(\w+)"\}', table) == [*PREFIXES]
 
 
-def test_versions_and_variants_are_no_part_of_a_name():
+def test_versions_and_variants_are_not_part_of_a_name():
     assert find_api("cuMemAlloc_v2") == ("memory", "alloc", "cuMemAlloc", "cuMemAlloc_v2")
     assert find_api("cuLaunchKernel_ptsz")[:3] == ("kernel", "launch", "cuLaunchKernel")
     assert find_api("cuMemcpyHtoD_v2_ptds")[:3] == ("memcpy", "HtoD", "cuMemcpyHtoD")

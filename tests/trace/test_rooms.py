@@ -177,7 +177,7 @@ def test_changed_bytes_are_refused_or_read(data):
 @pytest.mark.parametrize(
     "stored", [["lane"], ["lane", "clock", "clock", "sm"], ["lane", "clock", "equal", "clock"], ["what", *WAYS[1:]]]
 )
-def test_a_map_that_says_nonsense_is_refused(stored):
+def test_a_nonsensical_map_is_refused(stored):
     with pytest.raises(MalformedError):
         layout_of(DMAT, stored)
 

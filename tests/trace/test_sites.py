@@ -47,7 +47,7 @@ def test_names_of_functions(tmp_path, strip):
     assert {"shown", "last"} <= names and ("hidden" in names) is not strip
 
 
-def test_files_that_are_no_libraries(tmp_path):
+def test_files_that_are_not_libraries(tmp_path):
     (tmp_path / "text").write_text("text")
     (tmp_path / "cut").write_bytes(Path(sys.executable).read_bytes()[:1000])
     for path in ("/none", "/dev/null", str(tmp_path), str(tmp_path / "text"), str(tmp_path / "cut"), "a\0b"):

@@ -19,8 +19,8 @@ WAITS = "waits"  # the group of the gaps after waits; the other groups are threa
 
 
 class Meanwhile(NamedTuple):
-    """The calls of a thread between two launches: the total ns, and the ns and the function (or None) of the longest
-    call.
+    """The calls that a thread made between two launches: how many ns they took in total, how many ns the longest one
+    took, and its function (None if there were no calls).
     """
 
     time: float

@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 
 class Writer:
-    """One run."""
+    """Write the trace folders of one run."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked

@@ -53,7 +53,7 @@ ON_GPU = {name: (type_, (1 << int(type_[1:])) - 1) for name, type_ in (GPU_TIMES
 
 
 class LineCalls:
-    """A process: the meanings of its ids, and the calls that haven't been passed on.
+    """A traced process: what the ids in its lines mean, and which of its calls haven't been passed on yet.
 
     `noted` means that the file has the process's header, in which case other lines have details that calls lack, such
     as launch counts. `place` is its index in the file.

@@ -28,8 +28,8 @@ def store_record(
 ) -> None:
     """Store the values of a record, and `count` if it's given.
 
-    The count is stored at the address, which is a multiple of `apart` bytes from the start of the buffer, and the
-    values `offset` bytes after it.
+    The count is stored at the address itself, and the values `offset` bytes after it. The address is a multiple of
+    `apart` bytes from the start of the buffer.
     """
     fields = [Stored(0, 8, count)] if count else []
     fields += [

@@ -78,7 +78,7 @@ def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
 
 
 def _spread(code: Emitter, group: str, values: list[_Value]) -> list[_Value]:
-    """Keep ptxas from adding up these values over the lanes, if only one lane adds them."""
+    """Rewrite values that only one lane adds, so that ptxas doesn't compute their sum over all lanes first."""
     return [
         value._replace(register=code.spread(value.register, group)) if _is_added(value.field) else value
         for value in values

@@ -58,7 +58,7 @@ class Place(NamedTuple):
 class PlacedSnippet(NamedTuple):
     """A snippet at a place, which hasn't been lowered yet. `file` is the number of its file.
 
-    If the place is an instruction, `face` is its face, and `values` are the contents of the slots.
+    If the place is an instruction, `face` describes its operands, and `values` are the values of the face's slots.
     """
 
     file: int

@@ -54,7 +54,9 @@ class PlacedMap:
 
     @property
     def keeps(self) -> str | None:
-        """The value of `keeps` in a `map` record: which records a buffer keeps if low bits of its address are set."""
+        """The value of `keeps` in a `map` record. It says which records a buffer keeps if the low bits of its address
+        are set.
+        """
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":

@@ -46,9 +46,8 @@ from gpt.probe.sass.trampoline import Splicer
 from gpt.probe.sass.values import written_by
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
-from gpt.sass.facts import read_facts
 from gpt.sass.graph import UnboundedError
-from gpt.sass.kernels import Kernel, read_kernel
+from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import UnknownOpcodeError, table_of

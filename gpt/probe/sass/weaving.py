@@ -57,7 +57,7 @@ class _Cubin:
 
     @cached_property
     def _dropper(self) -> Dropper | None:
-        """Cuts the cubin; None if nothing can be cut from it."""
+        """Return the object that cuts kernels from the cubin, or None if the cubin isn't understood."""
         try:
             return Dropper(self.data)
         except KeptWhole:

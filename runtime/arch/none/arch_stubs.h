@@ -24,8 +24,8 @@ static CUresult refusal(const char *symbol) {
     return CUDA_SUCCESS;
 }
 
-// By the number of arguments after the sixth. The three functions for which driver.h has no number take one
-// float.
+// The parameters and arguments of a function, by the number that driver.h gives for it: how many follow the
+// sixth. 32 stands for the three functions with one float.
 #define TAKEN_0 uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f
 #define TAKEN_2 TAKEN_0, uint64_t g, uint64_t h
 #define TAKEN_4 TAKEN_2, uint64_t i, uint64_t j

@@ -123,9 +123,8 @@ struct answer hook_dlsym(void *handle, const char *name, void *caller) {
 // Libraries that don't look for symbols in our library first.
 //
 // RTLD_DEEPBIND: a library finds the symbols of its dependencies before the program's, so it binds the
-// driver's functions and libc's dlsym directly. We replace the pointers that it calls them through. We do so
-// when its opener looks something up in it, which goes through our dlsym, so we only miss calls of its
-// constructors.
+// driver's functions and libc's dlsym directly. We replace its pointers to these functions when something is
+// looked up in it, which goes through our dlsym. So we only miss calls that its constructors make.
 //
 // dlmopen: a library has its own namespace, with its own libc and driver, and nothing of ours. Stubs there
 // would mix handles of two drivers, so we only report that its calls aren't recorded.

@@ -1,6 +1,6 @@
-// Launches kernels with probes: the same launch with a different function, and with the addresses of its
-// buffers after the program's parameters. If that isn't possible, the program's own kernel runs, and is
-// counted.
+// Launches kernels with probes. Such a launch differs from the program's own in two ways: it runs another
+// function, and the addresses of buffers follow the program's parameters. If that isn't possible, the
+// program's own kernel runs, and is counted.
 
 #include <pthread.h>
 #include <stdatomic.h>

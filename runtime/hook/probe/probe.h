@@ -76,7 +76,7 @@ struct woven {
     const char *table;          // variable with the table of addresses, or NULL
     const struct reason *fault; // why it has no probes, or NULL if it has
     uint32_t number;            // the kernel's number in the trace
-    uint64_t needed;            // bytes that its largest launch needed in the run that this one repeats, or 0
+    uint64_t needed;            // bytes that its largest launch needed in the earlier run, or 0
 };
 
 // Return whether the pipeline would give the same answer again. A failure may be temporary, for example if a
@@ -683,8 +683,9 @@ void hook_hand(struct slab *slab);                              // to the markin
 void hook_want_slab(struct pool *pool, uint64_t size);          // asks the marking thread for a slab
 bool hook_is_marking(const struct pool *pool);                  // the marking thread is in a call for it
 void hook_mark(struct slab *slab);                              // calls; within a call about its stream
-// Mark a slab of the caller's stream (calls): a full one, or if `any` is set, any. In each round, a slab is
-// marked only once, because its stream may be captured. Returns false if there are no more.
+// Mark a slab of the caller's stream: a full slab, or any slab if `any` is set. This calls the driver. In
+// each round, a slab is marked only once, because its stream may be captured. Returns false if there are no
+// more.
 bool hook_mark_next(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 void hook_mark_stream(struct pool *pool, uint64_t stream, uint32_t thread, bool any, uint64_t round);
 // Take the slabs of the caller's stream back from the marking thread, which doesn't get them again in its
@@ -981,7 +982,7 @@ struct settings {
     bool keeps;        // stages keep their output (--keep): request everything
     bool benchmark;    // also launch the kernel without probes
     bool memusage;     // only count records
-    const char *rerun; // the trace of the run that this one repeats, or NULL
+    const char *rerun; // the trace of an earlier run, or NULL
 };
 extern struct settings hook_settings;
 
@@ -994,8 +995,7 @@ bool hook_is_closed(const char *path); // true if the library's code is closed, 
 
 // -- rerun.c ---------------------------------------------------------------
 
-// Return how many bytes the kernel's largest launch needed in the run that this one repeats, or 0 if that
-// isn't known.
+// Return how many bytes the kernel's largest launch needed in an earlier run, or 0 if that isn't known.
 uint64_t hook_needed_before(const char *kernel);
 
 // -- sources.c -------------------------------------------------------------

@@ -1,5 +1,5 @@
-// --rerun: how much memory the kernels' buffers needed in the run that this one repeats. The trace of that
-// run is read when the first kernel with a log gets its probes.
+// --rerun: how much memory the buffers of kernels needed in an earlier run, whose trace is read when the
+// first kernel with a log gets its probes.
 
 #include <pthread.h>
 

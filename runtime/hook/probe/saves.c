@@ -252,7 +252,7 @@ void hook_end_replay(struct replay *replay) {
 // Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
 // gets logs that are large enough. The first launch with another grid or block gets as much for each thread
 // as the most that any launch of the kernel needed; with --rerun, it gets as much as the kernel's largest
-// launch needed in the run that this one repeats.
+// launch needed in an earlier run.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
@@ -267,13 +267,14 @@ struct demand {
     struct demand *next;
     struct key key;
     struct demand *all; // the demand for any grid and block, which are 0 in its key; there it's NULL
-    _Atomic bool counted, repeats; // `repeats`: the sectors come from the earlier run
+    _Atomic bool counted;
     _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct demand *buckets[BUCKETS];
 static const unsigned __int128 RATED = 1 << 20;
+static const uint64_t RERUN = 1ull << 63; // this bit of a number of sectors: an earlier run needed them
 
 static struct demand **bucket_of(const struct key *key) {
     const uint32_t *words = (const uint32_t *)key;
@@ -308,8 +309,7 @@ static struct demand *find(const struct key *key, bool *known) {
 static bool repeat(struct demand *demand, const struct woven *woven) {
     for (size_t i = 0; i < woven->map_count; i++)
         if (woven->maps[i].grows)
-            atomic_store(&demand->sectors[i], woven->needed / ROOM_SECTOR);
-    atomic_store(&demand->repeats, true);
+            atomic_store(&demand->sectors[i], RERUN | woven->needed / ROOM_SECTOR);
     atomic_store(&demand->counted, true);
     return true;
 }
@@ -348,11 +348,9 @@ static unsigned __int128 threads_of(const struct key *key) {
 
 // Only the writer thread does this.
 static bool add_sectors(struct demand *demand, uint32_t map, unsigned __int128 sectors) {
-    if (atomic_exchange(&demand->repeats, false))
-        for (uint32_t i = 0; i < demand->key.maps; i++)
-            atomic_store(&demand->sectors[i], 0);
-    if (sectors > atomic_load(&demand->sectors[map]))
-        atomic_store(&demand->sectors[map], sectors < UINT64_MAX ? (uint64_t)sectors : UINT64_MAX);
+    uint64_t known = atomic_load(&demand->sectors[map]);
+    if (sectors > known || known & RERUN)
+        atomic_store(&demand->sectors[map], sectors < RERUN ? (uint64_t)sectors : RERUN - 1);
     return !atomic_exchange(&demand->counted, true);
 }
 
@@ -368,7 +366,7 @@ void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
 // Return how many sectors a launch is expected to claim. It may claim a little more than the earlier one.
 static unsigned __int128 expected(const struct demand *demand, size_t map) {
     if (hook_is_counted(demand))
-        return atomic_load(&demand->sectors[map]);
+        return atomic_load(&demand->sectors[map]) & ~RERUN;
     uint64_t rate = atomic_load(&demand->all->sectors[map]);
     unsigned __int128 threads = threads_of(&demand->key);
     return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;

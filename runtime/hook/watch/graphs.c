@@ -221,8 +221,7 @@ static void change_exec(uint64_t exec, struct change change) {
     }
 }
 
-// Replace what a node with a child graph does, or what all nodes do (`node` is 0), by what the nodes of
-// another graph do.
+// Record that the child graph of a node was replaced by another graph, or the whole graph if `node` is 0.
 static void change_to_graph(uint64_t exec, uint64_t node, void *graph) {
     struct nodes *now = nodes_of(graph);
     if (!now)

@@ -272,8 +272,8 @@ void hook_add_work(struct graph_sums *sums, const struct graph_work *work);
 
 void hook_time_nodes(uint64_t exec, void *graph, uint64_t flags); // after it was instantiated from a graph
 void hook_time_other_nodes(uint64_t exec, void *graph);           // after it was updated from a graph
-// After a call that changed a node: (exec, node, ...). `function` is its new kernel's id, or 0; `disabled` is
-// -1 if that doesn't change.
+// Call this after a driver call (exec, node, ...) that changed a node. `function` is the id of the node's new
+// kernel, or 0; `disabled` is 1 or 0 if the node was disabled or enabled, else -1.
 void hook_change_timed_node(const struct frame *frame, uint32_t function, int disabled);
 extern handler hook_before_exec_destroyed;
 extern handler hook_before_timed_replay;

@@ -30,7 +30,7 @@ Shape = tuple[int, int, int]
 @dataclass(frozen=True)
 class Job:
     """A kernel of an image and its launch. `values` are its parameters: an ndarray or bytearray is a buffer with that
-    content, bytes are a parameter by value. A variable given as bytes is set before the launch; one given as a size is
+    content, and bytes are passed by value. A variable given as bytes is set before the launch; one given as a size is
     read afterwards.
     """
 

@@ -49,7 +49,7 @@ def text():
 
 
 @pytest.mark.full
-def test_names_of_ptx_are_no_c(tmp_path):
+def test_ptx_names_do_not_clash_with_names_in_c(tmp_path):
     env = os.environ | {
         "LD_LIBRARY_PATH": str(hooked.runtime() / "sim"),
         "GPT_SIM_RUN": "all",

@@ -204,12 +204,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "fact"), BAD, ids=range(len(BAD)))
-def test_lines_that_are_left_out_are_said(line, fact, calls):
+def test_omitted_lines_are_reported(line, fact, calls):
     found, missing = calls(GOOD, line, "{}" if fact == "never" else "some text", GOOD)
     assert ([row[0] for row in found], missing) == (["cuInit"] * 2, [fact])
 
 
-def test_a_thread_that_is_no_number(tmp_path):
+def test_a_thread_that_is_not_a_number(tmp_path):
     path = write(tmp_path / "t.jsonl", begin(1, "cuInit", [1]), end(2, "cuInit", 5.0, {"a": 1}))
     assert len(gpt.trace.open(path).calls()) == 1
 

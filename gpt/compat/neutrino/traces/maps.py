@@ -31,7 +31,7 @@ TOOLS: dict[
 
 
 class FolderMap(NamedTuple):
-    """A map: `capacity` is None if each result has its own; a record has `bytes`."""
+    """A map whose records have `bytes` bytes. `capacity` is None if each result has a capacity of its own."""
 
     name: str
     level: str

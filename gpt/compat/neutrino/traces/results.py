@@ -82,7 +82,8 @@ def parse_result(file: IO[bytes]) -> Result:
 def find_place(result: Result, number: int, level: str, record: int, capacity: int | None) -> SectionLayout:
     """Return the place of the records in section `number`, given the map's level, bytes per record and capacity.
 
-    `capacity` is None if each result has its own. Raises TruncatedError, or MalformedError if no layout fits.
+    `capacity` is None if each result has a capacity of its own. Raises TruncatedError, or MalformedError if no layout
+    fits.
     """
     size, offset = result.sections[number]
     ends = [start for _, start in result.sections if start > offset]
