@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt.asm import find
 from gpt.asm.backend import Options
 from gpt.asm.find import Tools
 from gpt.asm.host import backend
@@ -101,7 +102,7 @@ def test_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path):
 def test_probes_code_comes_from_the_folder_that_ptxas_ran_in(tmp_path, monkeypatch):
     real = Tools(None).first().path
     path = fake.ptxas(tmp_path / "swapping", f'{SWAP.format(result="bodies.cubin")}exec {real} "$@"')
-    monkeypatch.setattr(snippets, "Tools", lambda _, **more: Tools(str(path), **more))
+    monkeypatch.setattr(find, "Tools", lambda _, **more: Tools(str(path), **more))
     body = ".func NAME() { ret; }\n"
     compiler = snippets.Compiler("sm_90", table_of("sm_90"), Cache(None))
     compiler.compile([body])

@@ -4,17 +4,58 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass.body import Member
+from gpt.probe.sass.compiled import Compiled
 from gpt.probe.sass.function import ADDRESS, GUARD, RZ, find_offset, find_source
 from gpt.probe.sass.registers import usable
-from gpt.probe.sass.trampoline import Given
 from gpt.sass.check_known import registers_named
 from gpt.sass.code import Instruction
 from gpt.sass.kernels import Kernel
 from gpt.sass.words import Guard
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value for a register of a snippet. By `kind`, it comes from
+
+    - kept: `register`, or else the stack, at `slot` below the stack pointer;
+    - parameter: the constant bank, at the offset `value`;
+    - operand: the sum of `register`, `value` and the uniform register;
+    - guard: the guard of the instruction;
+    - zero: nothing, since it's 0.
+    """
+
+    kind: str
+    at: int  # register of the snippet, or the first of two if `count` is 2
+    count: int
+    register: int | None = None
+    slot: int | None = None
+    value: int = 0
+    guard: Guard | None = None
+    uniform: int | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """True if code is needed to compute an operand. False if it's already in the register."""
+        return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A snippet to insert at a place."""
+
+    compiled: Compiled
+    given: tuple[Given, ...]
+    guard: Guard | None = None  # applies to each of its words
+
+    @property
+    def pairs(self) -> list[int]:
+        """The first registers of 64-bit values that are passed by a single instruction."""
+        return [one.at for one in self.given if one.count == 2 and one.kind != "kept"]
 
 
 class Kept(NamedTuple):

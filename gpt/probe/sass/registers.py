@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpt.probe.lower.fetch import CannotProbe
-from gpt.probe.sass.snippets import Compiled, Unit
+from gpt.probe.sass.compiled import Compiled, Unit
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS
 

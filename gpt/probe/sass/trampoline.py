@@ -20,13 +20,11 @@ The hardware checks nothing, so the transitions between these parts follow four 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
 from gpt.probe.sass.draft import Draft, with_change
+from gpt.probe.sass.given import Given, Piece
 from gpt.probe.sass.registers import Choice, Room, choose, usable, usable_at_cost
-from gpt.probe.sass.snippets import Compiled
 from gpt.probe.sass.stack import STACK_POINTER, Frame
 from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import make_branch
@@ -35,7 +33,7 @@ from gpt.sass.graph import is_conditional
 from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, unpack
 from gpt.sass.tables import Table
-from gpt.sass.words import CONTROL, NO_BARRIER, Guard
+from gpt.sass.words import CONTROL, NO_BARRIER
 from gpt.sass.woven import Inserted, Trampoline
 
 ALL = 63  # barriers
@@ -43,46 +41,6 @@ SLOT = 4  # bytes per saved register
 STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers for our own words
 RZ = 255
 _R = (1 << 255) - 1
-
-
-@dataclass(frozen=True)
-class Given:
-    """A value for a register of a snippet. By `kind`, it comes from
-
-    - kept: `register`, or else the stack, at `slot` below the stack pointer;
-    - parameter: the constant bank, at the offset `value`;
-    - operand: the sum of `register`, `value` and the uniform register;
-    - guard: the guard of the instruction;
-    - zero: nothing, since it's 0.
-    """
-
-    kind: str
-    at: int  # register of the snippet, or the first of two if `count` is 2
-    count: int
-    register: int | None = None
-    slot: int | None = None
-    value: int = 0
-    guard: Guard | None = None
-    uniform: int | None = None
-
-    @property
-    def is_computed(self) -> bool:
-        """True if code is needed to compute an operand. False if it's already in the register."""
-        return self.kind == "operand" and (bool(self.value) or self.uniform is not None)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A snippet to insert at a place."""
-
-    compiled: Compiled
-    given: tuple[Given, ...]
-    guard: Guard | None = None  # applies to each of its words
-
-    @property
-    def pairs(self) -> list[int]:
-        """The first registers of 64-bit values that are passed by a single instruction."""
-        return [one.at for one in self.given if one.count == 2 and one.kind != "kept"]
 
 
 class Splicer:

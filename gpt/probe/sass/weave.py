@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
-from gpt.formats.cubin_variables import Freed, Variables
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
 from gpt.formats.params import Param
@@ -34,15 +33,16 @@ from gpt.probe.model import ProbeFile
 from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.plan import Plan
-from gpt.probe.plan.woven import SharedVariable, Woven
+from gpt.probe.plan.woven import Woven
 from gpt.probe.sass.body import make_initial
 from gpt.probe.sass.function import SassFunction, find_obstacle
-from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
+from gpt.probe.sass.given import Given, Kept, Piece, give_kept, give_operand, place_kept
 from gpt.probe.sass.lowering import Lowered
 from gpt.probe.sass.registers import RESERVED, NothingToSpareError
+from gpt.probe.sass.shared import share_variables
 from gpt.probe.sass.snippets import VERSION, Compiler
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
-from gpt.probe.sass.trampoline import Given, Piece, Splicer
+from gpt.probe.sass.trampoline import Splicer
 from gpt.probe.sass.values import written_by
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
@@ -56,7 +56,6 @@ from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
-CONSTANT_BANK, ADDRESS_BANK = 3, 4  # the constants of a module, and the addresses of its other variables
 STORES = {"STG", "ST", "REDG", "RED"}
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
@@ -138,7 +137,7 @@ class _Weaver:
         self.plan = Plan(self.name, [self.function], self.files, PREFIX, self.count)
         splicer = self.plan.settle(self.lower_all)
         declaration = self.edit(splicer)
-        freed, constants = self.share_variables()
+        variables = share_variables(self.original.kernel, self.editor)
         built = self.cubin.build()
         new = CubinEditor(built)
         version = Version(read_kernel(new, self.name, self.table, self.kernel.code), read_facts(new, self.name))
@@ -154,7 +153,7 @@ class _Weaver:
             self.plan.used_maps,
             self.plan.matched,
             self.plan.misfits,
-            variables=[*self._locate(freed), *constants],
+            variables=variables.locate(),
             needs={
                 "registers": version.facts.registers,
                 "stack": version.facts.stack,
@@ -286,31 +285,3 @@ class _Weaver:
         if splicer.stack:
             raise_stack(editor, splicer.stack)
         return Declaration(tuple(splicer.trampolines), self.amended, Registers(R=self.kept), count, splicer.stack)
-
-    def share_variables(self) -> tuple[list[Freed], list[SharedVariable]]:
-        """Make the kernel use the variables of the program's module. Return where their addresses go, and which
-        variables to copy.
-        """
-        kernel = self.original.kernel
-        # This includes parts of other operands, which does no harm.
-        banks = kernel.code.parts(54, 5)
-        if kernel.graph.calls_out:
-            banks |= {ADDRESS_BANK, CONSTANT_BANK}
-        try:
-            found = Variables(self.cubin)
-            freed = found.free_addresses(self.editor.section) if ADDRESS_BANK in banks else []
-            constants = found.list_constants() if CONSTANT_BANK in banks else []
-        except CannotEdit as error:
-            raise LeftAlone("variables", error.fact, self.name) from None
-        return freed, [
-            SharedVariable(one.name, "const", one.size, None, "always" if always else "taken")
-            for one, always in constants
-        ]
-
-    def _locate(self, freed: list[Freed]) -> list[SharedVariable]:
-        """Return the variables whose addresses the loader fills in. Their sections are where `build` has put them."""
-        start = self.cubin.sections["offset"]
-        return [
-            SharedVariable(one.variable.name, "global", one.variable.size, int(start[one.section]) + one.offset, None)
-            for one in freed
-        ]
