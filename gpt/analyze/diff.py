@@ -22,6 +22,8 @@ from gpt.analyze.lib.differences import (
     NOISE_ONLY,
     NOT_TIMED,
     NOTHING,
+    ONLY_A,
+    ONLY_B,
     REAL,
     RUNS,
     SIZE,
@@ -219,7 +221,7 @@ def _answer_whole(
     verdict = [_sum_up("", *rows[0][1:6])]
     if changes[WALL] and (why := describe_change(a, b)):
         verdict.append(why)
-    if max(len(run.commands) for run in (*a, *b)) > 1:
+    if max(run.processes for run in (*a, *b)) > 1:
         verdict.append(SEVERAL)
     else:
         threads = max(run.threads for run in (*a, *b))
@@ -327,21 +329,33 @@ def _find_most(where: str, compared: list[Compared], whole: float) -> str | None
         return None
     rest = whole - found.change  # may be far larger than the change of the function, and of opposite sign
     most = "most of it" if 2 * abs(rest) < abs(whole) else "the largest change"
-    is_kernel = not found.type
-    told = (
-        f"{where}, {most}: {'kernel ' if is_kernel else ''}{brief_name(found.name)}, {human_time(abs(found.change))} "
-    )
-    told += "longer" if found.change > 0 else "less"
-    if found.differs == SLOWEST:
-        longest = human_time(found.a.times.largest), human_time(found.b.times.largest)
-        told += f", in few calls: the longest took {longest[0]} in A, {longest[1]} in B"
-    if found.differs == UNSURE:
-        told += ", which may be noise: its calls vary by as much"
+    told = f"{where}, {most}: {_tell_name(found)}, {human_time(abs(found.change))} "
+    return told + ("longer" if found.change > 0 else "less") + _tell_how(found, compared)
+
+
+def _tell_name(one: Compared) -> str:
+    return brief_name(one.name) if one.type else f"kernel {brief_name(one.name)}"
+
+
+def _tell_how(found: Compared, compared: list[Compared]) -> str:
+    """Return how the calls or launches of a function or kernel changed, as the end of a sentence."""
+    a, b = found.a, found.b
+    unit = "call" if found.type else "launch"
+    if found.differs in (ONLY_A, ONLY_B):
+        told, other = f", {found.differs}", ONLY_B if found.differs == ONLY_A else ONLY_A
+        most = max((one for one in compared if one.differs == other), key=lambda one: abs(one.change), default=None)
+        return f"{told}; {other}: {_tell_name(most)}, {human_time(abs(most.change))}" if most else told
+    if found.differs == COUNT:
+        return f": {amount(round(a.number), unit)} in A, {amount(round(b.number), unit)} in B"
     if found.differs == FEW_TIMES:
-        timed = round(min(side.timed for side in (found.a, found.b) if side.number))
-        few = amount(timed, "launch" if is_kernel else "call")
-        told += f", with times of only {few}: too few to tell whether that's noise"
-    return told
+        few = amount(round(min(side.timed for side in (a, b) if side.number)), unit)
+        return f", with times of only {few}: too few to tell whether that's noise"
+    if found.differs == SLOWEST:
+        longest = human_time(a.times.largest), human_time(b.times.largest)
+        return f", in few calls: the longest took {longest[0]} in A, {longest[1]} in B"
+    middle, high = ([human_time(side.times.percentile(part)) for side in (a, b)] for part in (0.5, 0.99))
+    told = f" (median {middle[0]} in A, {middle[1]} in B; p99 {high[0]}, {high[1]})"
+    return told + (", which may be noise: its calls vary by as much" if found.differs == UNSURE else "")
 
 
 def _answer_kernels(kernels: list[Compared], names: dict[str, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
 from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.analyze.lib.parts import Parts
-from gpt.screen.units import amount, human, human_share, human_time
+from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, RANGES, SAMPLES
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ LONGEST = (
 )
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
-MANY, TINY = 100, 16 << 10  # number of copies, and size up to which a copy takes hardly longer than an empty one
 LEAST = 1  # minimum % of the time for a cause to be in the verdict
 UNUSED = 50  # % of the SMs, averaged over the time of the kernels
 COPIES, SMALL = "only copies", "few blocks"
@@ -92,7 +91,7 @@ PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run ot
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 ACTIONS = {  # advice, by the type of the function that a cause names
     "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
-    "module": "load code before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
+    "module": "load code once, before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
     "memcpy": "copy from pinned memory, which lets the host go on",
     "sync": "the host waits for something other than this GPU, or the system wakes it late",
@@ -101,8 +100,8 @@ ACTIONS = {  # advice, by the type of the function that a cause names
 }
 ONCE = ("memory", "module", "graph", "context")  # types of functions that needn't be called in each step
 HINT = "; NVTX ranges or --sample-host would say which"
+UNLOCK = "hold that lock for less time; for the GIL, use processes instead of threads"
 ELSE = "call it less often, or in another thread"
-PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
 
 
 @dataclass
@@ -113,6 +112,7 @@ class IdlePart:
     uses: list[Use]
     reasons: list[Reasons | None]  # None for a process that ran nothing
     copied: list[dict[str, Copied]]
+    noted: list[dict[str, tuple[int, int]]]  # the number of calls and their ns, by function
     kernels: list[tuple[float, float]]  # ns of kernels, and the same weighted by the share of SMs without a block
     names: list[dict[str, float]]  # ns of the kernels that took most of the time
     trends: list[Trend | None]  # how the time changes that the kernel with the most time takes
@@ -135,12 +135,14 @@ class Idle(Parts[IdlePart]):
         from gpt.analyze.lib.idle_times import find_idle
 
         uses, idle, times = find_idle(trace)
-        part = IdlePart([process.header for process in trace.processes], uses, [], [], [], [], [], [], (0, 0), False)
+        headers = [process.header for process in trace.processes]
+        part = IdlePart(headers, uses, [], [], [], [], [], [], [], (0, 0), False)
         ran = {number for use in uses for number in use.processes}
         for number in range(len(trace.processes)):
             host = HostCalls(trace, number)
             part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
             part.copied.append(host.copied)
+            part.noted.append(host.noted)
             part.kernels.append(sum_unused(times[number], host.blocks))
             names = trace.processes[number].kernels()
             longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
@@ -201,7 +203,7 @@ class _Answer:
         self._numbers: dict[Hashable, int] = {}
         self._uses: list[list[Use]] = []  # by GPU number
         self._longest: list[tuple[Any, ...]] = []
-        self._sums, self._copied = Reasons(), dict[str, Any]()
+        self._sums, self._copied, self._noted = Reasons(), dict[str, Any](), dict[str, tuple[int, int]]()
         self._kernels = self._unused = 0.0
         self._names = Counter[str]()
         first = 0  # number of the part's first process
@@ -219,6 +221,10 @@ class _Answer:
             for copied in part.copied:
                 for op, sums in copied.items():
                     self._copied[op] = self._copied[op].plus(sums) if op in self._copied else sums
+            for noted in part.noted:
+                for name, (count, ns) in noted.items():
+                    before = self._noted.get(name, (0, 0))
+                    self._noted[name] = before[0] + count, before[1] + ns
             for names in part.names:
                 self._names.update(names)
             self._kernels += sum(one for one, _ in part.kernels)
@@ -257,6 +263,7 @@ class _Answer:
                 copies=use.copies + other.copies,
                 idle=use.idle + other.idle,
                 host_copies=min(use.host_copies, other.host_copies),
+                memsets=min(use.memsets, other.memsets),
                 times=use.times + other.times,
                 cut=use.cut + other.cut,
                 first=min(use.first, other.first),
@@ -302,14 +309,15 @@ class _Answer:
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
         """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
-        from gpt.analyze.lib.busy_causes import find_kernels, find_shared, find_slower
+        from gpt.analyze.lib.busy_causes import describe_copies, find_kernels, find_polling, find_shared, find_slower
 
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
             yield cause, names[0], times.total, share, self._advise(cause, names, times)
         copies = sum(use.copies for use in self._all())
         if copies:
-            yield COPIES, None, copies, 100 * copies / (self._whole or 1), self._advise_copies(copies)
+            share = 100 * copies / (self._whole or 1)
+            yield COPIES, None, copies, share, describe_copies(self._copied, [*self._all()], human_share(share))
         if self._unused and 100 * self._unused >= UNUSED * self._kernels:
             told = (
                 "launches have fewer blocks than the GPU has SMs: while kernels run, "
@@ -320,7 +328,8 @@ class _Answer:
             rows = iter([(SMALL, unused, told)])
         else:
             rows = find_kernels(self._names, sum(use.kernels for use in self._all()), self._whole)
-        for cause, time, told in (*rows, *find_slower(self._trends, self._whole), *find_shared(self._uses)):
+        others = *find_slower(self._trends, self._whole), *find_shared(self._uses)
+        for cause, time, told in (*rows, *others, *find_polling(self._noted, self._whole)):
             yield cause, None, time, 100 * time / (self._whole or 1), told
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
@@ -340,7 +349,7 @@ class _Answer:
     def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
         """Return a sentence that says what happens and what would help."""
         from gpt.analyze.lib import idle_causes as causes
-        from gpt.analyze.lib.host_samples import describe_places
+        from gpt.analyze.lib.host_samples import describe_places, find_locked
 
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
@@ -378,10 +387,11 @@ class _Answer:
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
+                action = UNLOCK if find_locked(self._sums.places) else "do that in another thread while the GPU works"
                 hint = "" if set(self._sums.ranges) - {None} or self._sums.places else HINT
                 return (
                     f"the GPU waits {often}, while the host mostly runs its own code between calls{where}"
-                    f"{describe_places(self._sums.places)}{hint}: do that in another thread while the GPU works"
+                    f"{describe_places(self._sums.places)}{hint}: {action}"
                 )
             case causes.BETWEEN:
                 return (
@@ -389,9 +399,11 @@ class _Answer:
                     " of --gpu-time: fewer and larger kernels would help"
                 )
             case causes.LATE:
+                several = any(len(use.work) > 1 for use in self._all())
+                why = causes.describe_late(self._noted, times.count, several)
                 return (
-                    f"work begins late, {count}, although it was launched before{where}: its stream waits for another "
-                    "one, or the GPU serves another process; 'gpt-analyze timeline' shows the streams"
+                    f"work begins late, {count}, although it was launched before{where}: {why}; 'gpt-analyze timeline'"
+                    " shows the streams"
                 )
             case causes.OFF:
                 return (
@@ -429,24 +441,6 @@ class _Answer:
         if where is None or not found[where] or 2 * found[where] < sum(found.values()):
             return ""
         return f", mostly in the range '{where}'"
-
-    def _advise_copies(self, copies: int) -> str:
-        """Return a sentence about how much data is copied while no kernel runs, and from where."""
-        found, share = [], human_share(100 * copies / (self._whole or 1))
-        both = [self._copied[op] for op in ("HtoD", "DtoH") if op in self._copied]
-        calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
-        mostly = all(2 * use.host_copies >= 1 for use in self._all() if use.copies)
-        if calls >= MANY and size < calls * TINY and mostly:
-            each = human(size / calls)
-            return f"for {share} of the time the GPU only copies: {calls:,} times, {each} each: copy more at once"
-        for op, way in (("HtoD", "to"), ("DtoH", "from")):
-            if (sums := self._copied.get(op)) and sums.pageable:
-                found.append(
-                    f"{sums.pageable:,} of {amount(sums.calls, 'copy')} {way} the device ({human(sums.pageable_bytes)}"
-                    f" of {human(sums.bytes)}) use pageable memory"
-                )
-        told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a separate stream while kernels run"
-        return f"for {share} of the time the GPU only copies{told}"
 
     def _iter_lines(self) -> Iterator[str]:
         from gpt.analyze.lib.gap_lengths import describe_cut, describe_loading

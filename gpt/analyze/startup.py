@@ -110,6 +110,9 @@ class StartupFold(Parts[StartupPart]):
         one, startup, counted = found[0]
         several = f", of {len(found):,} that launched: --pid chooses" if len(found) > 1 else ""
         verdict = [f"{describe(one)}{several}: {line}" for line in _describe(startup)]
+        if len(found) > 1:
+            whole = human_time(sum(each.time for _, each, _ in found))
+            verdict.append(f"the {len(found):,} processes take {whole} together until they're steady")
         verdict += [f"recording was off for {human_time(startup.off)}, which are in no row"] if startup.off else []
         verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
         verdict += [PARTIAL] if any(part.partial for part in parts) else []

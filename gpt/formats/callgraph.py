@@ -20,8 +20,10 @@ next to the code, and which we have never tried to cut. Tables are read only onc
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -78,12 +80,12 @@ def find_cut(data: Data, unused: set[str]) -> DeadCode:
     """Find the code that only kernels in `unused` need, except code that's already zeroed. Raises KeptWhole,
     MalformedError.
     """
-    return _Cubin(data).cut(unused)
+    return CallGraph(data).cut(unused)
 
 
-class _Cubin:
-    """The tables of a cubin. `code` has the numbers of code sections, and `edges` the sections that each of them
-    needs.
+class CallGraph:
+    """The tables of a cubin, for any number of cuts. `code` has the numbers of code sections, and `edges` the sections
+    that each of them needs.
     """
 
     def __init__(self, data: Data) -> None:
@@ -93,7 +95,7 @@ class _Cubin:
             raise KeptWhole("relocatable code")
         if len(self.sections) >= MAX_SECTIONS:
             raise KeptWhole(f"{len(self.sections)} sections")
-        for type_ in np.unique(self.sections["type"]).tolist():
+        for type_ in sorted(set(self.sections["type"].tolist())):
             if type_ not in GENERIC and type_ not in NVIDIA:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
         self.room = SPACE + 2 * len(self.data)  # limit for the bytes of tables, because malicious tables may overlap
@@ -108,10 +110,9 @@ class _Cubin:
         self._follow_relocations()
 
     def cut(self, unused: set[str]) -> DeadCode:
-        """Do the work of find_cut."""
-        kernels = self._kernels()
+        """Find the code that only kernels in `unused` need. Raises KeptWhole, MalformedError."""
+        kernels, reached = self._kernels, self._reached
         going = {section for section, names in kernels.items() if names <= unused}
-        reached = self._reach(set(kernels))
         stay = self._reach((kernels.keys() - going) | (self.code - reached))
         sections = sorted(reached - stay)
         spans = self._spans(sections)
@@ -144,8 +145,9 @@ class _Cubin:
             raise MalformedError("cubin: symbol table without names")
         return self._table(tables[0], SYMBOL)
 
+    @cached_property
     def _kernels(self) -> dict[int, set[str]]:
-        """Return the names of the kernels in each code section that has any."""
+        """The names of the kernels in each code section that has any."""
         entries = (self.symbols["info"] & 15 == STT_FUNC) & (self.symbols["other"] & STO_CUDA_ENTRY != 0)
         strings = self._table(self.names, np.dtype("u1")).tobytes()
         kernels: dict[int, set[str]] = {}
@@ -169,7 +171,7 @@ class _Cubin:
         return found
 
     def _connect(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        for source, target in np.unique(np.stack([sources, targets], axis=1), axis=0).tolist():
+        for source, target in sorted(set(zip(sources.tolist(), targets.tolist(), strict=True))):
             if target in self.code:
                 if source not in self.code:
                     raise KeptWhole("a section without code calls a function")
@@ -208,6 +210,11 @@ class _Cubin:
             elif self.is_code[targets].any():
                 raise KeptWhole("variables hold addresses of functions")
 
+    @cached_property
+    def _reached(self) -> set[int]:
+        """The code sections that any kernel needs."""
+        return self._reach(set(self._kernels))
+
     def _reach(self, start: set[int]) -> set[int]:
         """Return these code sections, and all others that they need."""
         reached = set(start)
@@ -223,19 +230,29 @@ class _Cubin:
 
         Raises KeptWhole if they share bytes with another section.
         """
+        ranges = self._ranges
+        if any(number not in ranges for number in going):
+            raise KeptWhole("sections overlap")
+        return [(number, span) for number in going if (span := ranges[number]) is not None]
+
+    @cached_property
+    def _ranges(self) -> dict[int, Span | None]:
+        """The range of each code section, or None if it's filled with zeros. Sections that share bytes with others are
+        left out.
+        """
         starts, sizes = self.sections["offset"].tolist(), self.sections["size"].tolist()
         in_file = find_in_file(self.sections)
         taken = [(0, elf.EHDR_SIZE), *self._header_tables()]
         taken += [(starts[section], starts[section] + sizes[section]) for section in np.flatnonzero(in_file).tolist()]
         if max(end for _, end in taken) > len(self.data):
             raise MalformedError("cubin: section beyond its end")
-        begins, ends = (np.sort(edges) for edges in np.array(taken).T)
-        for section in going:
-            begin, end = starts[section], starts[section] + sizes[section]
-            if begin < end and np.searchsorted(begins, end) - np.searchsorted(ends, begin, side="right") != 1:
-                raise KeptWhole("sections overlap")
-        ranges = [(section, (starts[section], starts[section] + sizes[section])) for section in going]
-        return [(section, (a, b)) for section, (a, b) in ranges if any(self.data[a:b])]
+        begins, ends = (np.sort(edges).tolist() for edges in np.array(taken).T)
+        found: dict[int, Span | None] = {}
+        for number in self.code:
+            begin, end = starts[number], starts[number] + sizes[number]
+            if begin == end or bisect_left(begins, end) - bisect_right(ends, begin) == 1:
+                found[number] = (begin, end) if any(self.data[begin:end]) else None
+        return found
 
     def _header_tables(self) -> list[Span]:
         """Return where the tables of program headers and section headers are."""

@@ -17,7 +17,8 @@ Names of dropped functions are replaced by zeros, which compress to nothing. The
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -33,9 +34,9 @@ from gpt.formats.callgraph import (
     SHT_NULL,
     SYMBOL,
     TAKES_ADDRESS,
+    CallGraph,
     Data,
     KeptWhole,
-    find_cut,
 )
 from gpt.formats.cubin import STT_FUNC, parse_cubin, section_headers
 from gpt.formats.cubin_edit import CubinEditor
@@ -55,20 +56,45 @@ def without(data: Data, code: Iterable[int]) -> bytes:
     The sections must come from find_cut for the same cubin, which has checked that all tables are inside it.
     """
     try:
-        return _Dropping(data, set(code)).build()
+        return _Dropping(_Lists(data), set(code)).build()
     except CannotEdit as error:
         raise KeptWhole(error.fact) from None
 
 
 def drop_kernels(data: Data, unused: set[str]) -> bytes:
     """Return a cubin without these kernels, and without what only they need. Raises KeptWhole and MalformedError."""
-    dead = find_cut(data, unused)
-    if not dead.sections:
-        return bytes(data)
-    left = without(data, dead.sections)
-    if fault := find_fault(data, left, dead.sections):
-        raise KeptWhole(fault)
-    return left
+    return Dropper(data).drop(unused)
+
+
+class Dropper:
+    """Drops kernels from one cubin, any number of times. Its tables are read once. Raises KeptWhole and
+    MalformedError.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._graph = CallGraph(data)
+
+    def drop(self, unused: set[str]) -> bytes:
+        """Do the work of drop_kernels."""
+        dead = self._graph.cut(unused)
+        if not dead.sections:
+            return bytes(self._data)
+        try:
+            left = _Dropping(self._lists, set(dead.sections)).build()
+        except CannotEdit as error:
+            raise KeptWhole(error.fact) from None
+        if fault := self._original.find_fault(left, dead.sections):
+            raise KeptWhole(fault)
+        return left
+
+    @cached_property
+    def _lists(self) -> _Lists:
+        return _Lists(self._data)
+
+    @cached_property
+    def _original(self) -> _Original:
+        return _Original(self._data)
 
 
 def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
@@ -78,57 +104,113 @@ def find_fault(before: Data, after: Data, code: Iterable[int]) -> str | None:
     lists functions. Everything that's missing must belong to `code`. Every kernel and function that remains must have
     its name and its size.
     """
-    old, new = (np.frombuffer(section_headers(data), SECTION) for data in (before, after))
-    if len(old) != len(new):
-        return "sections are missing"
-    gone = np.flatnonzero((old["type"] != SHT_NULL) & (new["type"] == SHT_NULL)).tolist()
-    owners = {number: int(old["info"][number]) for number in gone}
-    cut = set(code)
-    for number, owner in owners.items():
-        if number not in cut and owner not in cut and owners.get(owner) not in cut:
-            return f"section {number} is missing, but isn't part of the dropped code"
-    if not cut <= set(gone):
-        return "a dropped code section is still in it"
-    in_file = find_in_file(old)
-    same = [name for name in SECTION.names or () if name not in ("offset", "size")]
-    for number in sorted(set(range(len(old))) - set(gone)):
-        a, b = old[number], new[number]
-        if any(a[name] != b[name] for name in same):
-            return f"the header of section {number} changed"
-        listing = a["type"] in (SHT_NULL, SHT_SYMTAB, SHT_STRTAB, CALLGRAPH, PROTOTYPE)
-        listing |= a["type"] == NVIDIA_INFO and not a["flags"] & SHF_INFO_LINK
-        listing |= a["type"] in RELOCATION and not old["flags"][a["info"]] & SHF_ALLOC
-        if listing:
-            continue
-        if a["size"] != b["size"] or (in_file[number] and _bytes(before, a) != _bytes(after, b)):
-            return f"section {number} changed"
-    (table,) = np.flatnonzero(old["type"] == SHT_SYMTAB).tolist()
-    symbols, left = (np.frombuffer(_bytes(data, rows[table]), SYMBOL) for data, rows in ((before, old), (after, new)))
-    if (
-        len(symbols) != len(left)
-        or ((symbols != left) & (~np.isin(symbols["shndx"], gone) | (left["info"] != 0))).any()
-    ):
-        return "the symbol table changed"
-    try:
-        was, now = parse_cubin(before), parse_cubin(after)
-    except MalformedError as error:
-        return error.fact
-    names = [symbol["name"] for symbol in now.kernels + now.functions]
-    kept = symbols[(symbols == left) & (symbols["info"] & 15 == STT_FUNC) & (symbols["shndx"] != 0)]
-    if len(names) != len(kept) or not set(names) <= {symbol["name"] for symbol in was.kernels + was.functions}:
-        return "names of functions changed"
-    return None
+    return _Original(before).find_fault(after, code)
+
+
+class _Original:
+    """A cubin with which its parts are compared."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._sections = sections = np.frombuffer(section_headers(data), SECTION)
+        self._in_file = find_in_file(sections)
+        types, flags = sections["type"], sections["flags"]
+        self._lists = np.isin(types, (SHT_NULL, SHT_SYMTAB, SHT_STRTAB, CALLGRAPH, PROTOTYPE))  # change in any case
+        self._lists |= (types == NVIDIA_INFO) & (flags & SHF_INFO_LINK == 0)
+        for number in np.flatnonzero(np.isin(types, list(RELOCATION))).tolist():
+            self._lists[number] |= not flags[sections["info"][number]] & SHF_ALLOC
+
+    def find_fault(self, after: Data, code: Iterable[int]) -> str | None:
+        """Do the work of find_fault."""
+        old, new = self._sections, np.frombuffer(section_headers(after), SECTION)
+        if len(old) != len(new):
+            return "sections are missing"
+        missing = (old["type"] != SHT_NULL) & (new["type"] == SHT_NULL)
+        gone = np.flatnonzero(missing).tolist()
+        owners = dict(zip(gone, old["info"][missing].tolist(), strict=True))
+        cut = set(code)
+        for number, owner in owners.items():
+            if number not in cut and owner not in cut and owners.get(owner) not in cut:
+                return f"section {number} is missing, but isn't part of the dropped code"
+        if not cut <= set(gone):
+            return "a dropped code section is still in it"
+        changed = np.zeros(len(old), bool)
+        for name in SECTION.names or ():
+            if name not in ("offset", "size"):
+                changed |= old[name] != new[name]
+        for number in np.flatnonzero(~missing & (changed | ~self._lists)).tolist():
+            if changed[number]:
+                return f"the header of section {number} changed"
+            a, b = old[number], new[number]
+            if a["size"] != b["size"] or (self._in_file[number] and _bytes(self._data, a) != _bytes(after, b)):
+                return f"section {number} changed"
+        (table,) = np.flatnonzero(old["type"] == SHT_SYMTAB).tolist()
+        symbols = np.frombuffer(_bytes(self._data, old[table]), SYMBOL)
+        left = np.frombuffer(_bytes(after, new[table]), SYMBOL)
+        if (
+            len(symbols) != len(left)
+            or ((symbols != left) & (~np.isin(symbols["shndx"], gone) | (left["info"] != 0))).any()
+        ):
+            return "the symbol table changed"
+        try:
+            was, now = self._names, parse_cubin(after)
+        except MalformedError as error:
+            return error.fact
+        names = [symbol["name"] for symbol in now.kernels + now.functions]
+        kept = symbols[(symbols == left) & (symbols["info"] & 15 == STT_FUNC) & (symbols["shndx"] != 0)]
+        return "names of functions changed" if len(names) != len(kept) or not set(names) <= was else None
+
+    @cached_property
+    def _names(self) -> set[str]:
+        was = parse_cubin(self._data)
+        return {symbol["name"] for symbol in was.kernels + was.functions}
 
 
 def _bytes(data: Data, row: np.void) -> bytes:
     return bytes(memoryview(data)[int(row["offset"]) : int(row["offset"]) + int(row["size"])])
 
 
+class _Lists:
+    """The tables of a cubin that list functions, and what's known about them before anything is dropped."""
+
+    def __init__(self, data: Data) -> None:
+        self.cubin = CubinEditor(data)
+        sections = self.cubin.original
+        is_list = (sections["type"] == NVIDIA_INFO) & (sections["flags"] & SHF_INFO_LINK == 0)
+        is_list |= np.isin(sections["type"], [CALLGRAPH, PROTOTYPE, *RELOCATION])
+        self.numbers: list[int] = np.flatnonzero(is_list).tolist()
+        self._entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def entries_of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the size of each entry in a `.nv.info`, and its symbol, or -1 if it has none."""
+        found = self._entries.get(number)
+        if found is None:
+            entries = list(self._iter_entries(self.cubin.content(number), len(self.cubin.symbols)))
+            table = np.array(entries, np.int64).reshape(-1, 2)
+            found = self._entries[number] = table[:, 0], table[:, 1]
+        return found
+
+    def _iter_entries(self, content: Data, symbols: int) -> Iterator[tuple[int, int]]:
+        try:
+            for entry in list(iter_attributes(content)):
+                symbol = -1
+                if entry.form == SIZED:
+                    if entry.kind not in OF_SYMBOL or len(entry.payload) != SYMBOL_AND_VALUE.size:
+                        raise KeptWhole(f"attribute {entry.kind:#x} of the module is not understood")
+                    symbol, _ = SYMBOL_AND_VALUE.unpack(entry.payload)
+                    if symbol >= symbols:
+                        raise KeptWhole("a symbol beyond the symbol table is used")
+                yield entry.end - entry.at, symbol
+        except MalformedError:
+            raise KeptWhole("attributes of the module end within an entry") from None
+
+
 class _Dropping:
     """Drops code sections from a cubin."""
 
-    def __init__(self, data: Data, code: set[int]) -> None:
-        self.cubin = CubinEditor(data)
+    def __init__(self, lists: _Lists, code: set[int]) -> None:
+        self.lists = lists
+        self.cubin = lists.cubin.fork()
         self.sections = self.cubin.sections
         self.gone = self._owned(code)
         self.symbols = self.cubin.symbols
@@ -139,8 +221,7 @@ class _Dropping:
         self._edit_lists()
         self._edit_names()
         self.symbols[self.lost] = np.zeros(1, SYMBOL)
-        for number in self.gone:
-            self.cubin.remove(number)
+        self.cubin.remove(self.gone)
         return self.cubin.build(tight=True)
 
     def _owned(self, code: set[int]) -> set[int]:
@@ -154,16 +235,17 @@ class _Dropping:
 
     def _edit_lists(self) -> None:
         """Remove the dropped functions from tables that list functions."""
-        for number in range(len(self.sections)):
+        for number in self.lists.numbers:
             if number in self.gone:
                 continue
             row = self.sections[number]
             type_, content = int(row["type"]), self.cubin.content(number)
-            if type_ == NVIDIA_INFO and not row["flags"] & SHF_INFO_LINK:
-                content = self._attributes(content)
+            size = len(content)
+            if type_ == NVIDIA_INFO:
+                content = self._attributes(number, content)
             elif type_ in (CALLGRAPH, PROTOTYPE):
                 content = self._pairs(content, type_ == CALLGRAPH)
-            elif type_ in RELOCATION:
+            else:
                 entries = _entries(content, RELOCATION[type_])
                 if len(entries) and int(entries["symbol"].max()) >= len(self.symbols):
                     raise KeptWhole("a symbol beyond the symbol table is used")
@@ -171,26 +253,14 @@ class _Dropping:
                 if lost.any() and self.sections["flags"][int(row["info"])] & SHF_ALLOC:
                     raise KeptWhole("a kept section refers to a dropped one")
                 content = entries[~lost].tobytes()
-            if len(content) != len(self.cubin.content(number)):
+            if len(content) != size:
                 self.cubin.replace(number, bytes(content))
 
-    def _attributes(self, content: Data) -> bytes:
-        try:
-            entries = list(iter_attributes(content))
-        except MalformedError:
-            raise KeptWhole("attributes of the module end within an entry") from None
-        out = bytearray()
-        for entry in entries:
-            symbol = None
-            if entry.form == SIZED:
-                if entry.kind not in OF_SYMBOL or len(entry.payload) != SYMBOL_AND_VALUE.size:
-                    raise KeptWhole(f"attribute {entry.kind:#x} of the module is not understood")
-                symbol, _ = SYMBOL_AND_VALUE.unpack(entry.payload)
-                if symbol >= len(self.lost):
-                    raise KeptWhole("a symbol beyond the symbol table is used")
-            if symbol is None or not self.lost[symbol]:
-                out += content[entry.at : entry.end]
-        return bytes(out)
+    def _attributes(self, number: int, content: Data) -> bytes:
+        sizes, symbols = self.lists.entries_of(number)
+        stays = (symbols < 0) | ~self.lost[symbols]
+        left: bytes = np.frombuffer(content, np.uint8)[np.repeat(stays, sizes)].tobytes()
+        return left
 
     def _pairs(self, content: Data, graph: bool) -> bytes:
         pairs = _entries(content, PAIR)

@@ -19,7 +19,7 @@ Contents are copied only when they're edited.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -54,7 +54,7 @@ class CubinEditor:
 
     def fork(self) -> CubinEditor:
         """Return another editor for the same file. Raises ValueError if this one has edits."""
-        if any(content != self._layout.content(number) for number, content in self._contents.items()):
+        if any(content != bytes(self._layout.content(number)) for number, content in self._contents.items()):
             raise ValueError("can't fork an edited cubin")
         other = copy(self)
         other.sections, other._contents = self.original.copy(), {}
@@ -81,10 +81,10 @@ class CubinEditor:
             raise CannotEdit(f"section {number} has no bytes in the file")
         self._contents[number] = content
 
-    def remove(self, number: int) -> None:
-        """Remove a section. Its index remains, with an empty header."""
-        self.sections[number] = np.zeros(1, SECTION)
-        self._contents[number] = b""
+    def remove(self, numbers: Collection[int]) -> None:
+        """Remove sections. Their indexes remain, with empty headers."""
+        self.sections[list(numbers)] = np.zeros(1, SECTION)
+        self._contents |= dict.fromkeys(numbers, b"")
 
     @cached_property
     def table(self) -> int:

@@ -107,7 +107,11 @@ class Layout:
         out = bytearray(self.data[:EHDR_SIZE])
         aligns, types = sections["align"].tolist(), sections["type"].tolist()
         offsets, sizes = sections["offset"].tolist(), sections["size"].tolist()
+        removed = {number for number, content in contents.items() if types[number] == SHT_NULL and not content}
         for part in self._parts:
+            if len(part.sections) == 1 and part.sections[0] in removed:  # most parts, if a cubin is cut to a kernel
+                part.start = part.end = len(out)
+                continue
             content = b"" if tight and self._is_unnamed(part) else self._content(part, contents)
             out += bytes(-len(out) % self._align(part, aligns))
             part.start = len(out)

@@ -102,7 +102,7 @@ class Variables:
             if kept.any():
                 self._cubin.replace(number, table[kept].tobytes())
             else:
-                self._cubin.remove(number)
+                self._cubin.remove([number])
         return freed
 
     def list_constants(self) -> list[Constant]:

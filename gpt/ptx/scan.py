@@ -17,7 +17,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -48,24 +48,6 @@ _SPECIFIER = (
     rf"(?!\.(?:entry|func|section|version|target|address_size|file|alias|pragma)\b){_WORD}{tokens.ARGUMENT}\s*+"
 )
 
-# Once the beginning of an alternative has matched, the others aren't tried. `torn` matches if the end is missing.
-_ITEM = compiled(
-    rf"""\s*+(?:
-      (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
-        \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{tokens.RETURNS}\s*+)?+ (?P<fname>{_NAME})
-        (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
-    | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
-    | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\w++(?!\.\d)
-        | file\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+) | {tokens.DWARF})
-    | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
-        (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
-    | (?P<pragma> \.pragma\b (?:[^;{{}}]*+; | (?P<torn4>)))
-    | (?P<variable> (?:{_SPECIFIER}){{1,12}}+ (?P<vname>{_NAME}) (?:(?P<rest>{TO_SEMICOLON}) | (?P<torn5>)))
-    | (?P<other> \.\w++[^\n;{{}}]*+;?+)
-    | (?P<bad> \S)
-    | \Z)""",
-    re.ASCII | re.VERBOSE,
-)
 _BRACE = compiled(r"[{}]")
 _VERSION = compiled(r"\.version\s+(\d{1,4})\.(\d{1,4})(?!\w)", re.ASCII)
 _TARGET = compiled(r"\.target\s+sm_(\d{1,4})", re.ASCII)
@@ -130,6 +112,31 @@ class Statement(NamedTuple):
     guard: str
     start: int
     end: int
+
+
+@cache
+def _item() -> re.Pattern[str]:
+    """Compile the pattern of an item. That takes a while, and only modules have items.
+
+    Once the beginning of an alternative has matched, the others aren't tried. `torn` matches if the end is missing.
+    """
+    return compiled(
+        rf"""\s*+(?:
+          (?P<function> (?:\.(?:visible|extern|weak|common)\b\s*+){{0,9}}+ \.(?P<kind>entry|func)\b (?:
+            \s*+ (?:{_SPECIFIER}){{0,12}}+ (?:{tokens.RETURNS}\s*+)?+ (?P<fname>{_NAME})
+            (?:[^{{}};.]++|\.(?!pragma\b)|\.pragma\b[^{{}};]*+;)*+ (?:; | (?P<body>{_block("[^{}]*+")})) | (?P<torn1>)))
+        | (?P<section> \.section\b (?:\s*+ (?P<sname>\.?[\w$.]++) \s*+ \{{[^{{}}]*+\}} | (?P<torn2>)))
+        | (?P<line> \.(?:version\s++\d++(?:\.\d++)?+ | target\s++\w++(?:\s*+,\s*+\w++)*+ | address_size\s++\w++(?!\.\d)
+            | file\s++\d++\s*+{tokens.STRING}(?:\s*+,\s*+\w++)*+) | {tokens.DWARF})
+        | (?P<named> (?:\.(?P<alias>alias)\b\s*+ | (?={_NAME}\s*+:\s*+\.callprototype\b))
+            (?:(?P<subject>{_NAME}) [^;{{}}]*+; | (?P<torn3>)))
+        | (?P<pragma> \.pragma\b (?:[^;{{}}]*+; | (?P<torn4>)))
+        | (?P<variable> (?:{_SPECIFIER}){{1,12}}+ (?P<vname>{_NAME}) (?:(?P<rest>{TO_SEMICOLON}) | (?P<torn5>)))
+        | (?P<other> \.\w++[^\n;{{}}]*+;?+)
+        | (?P<bad> \S)
+        | \Z)""",
+        re.ASCII | re.VERBOSE,
+    )
 
 
 @dataclass(frozen=True)
@@ -315,7 +322,7 @@ def _nesting(skeleton: str, start: int) -> int:
 
 def _items(module: Module) -> Iterator[Item]:
     skeleton = module.skeleton
-    for count, found in enumerate(_ITEM.finditer(skeleton)):
+    for count, found in enumerate(_item().finditer(skeleton)):
         group = next((group for group in _GROUPS if found.start(group) >= 0), None)
         if group is None:  # blanks at the end
             continue

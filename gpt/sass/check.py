@@ -23,7 +23,7 @@ following is proven:
    and barriers only if the kernel never names them, because other lanes of the warp may be anywhere in the kernel. The
    exception is some uniform registers that it saves and restores within one part, during which no other lane runs.
 6. *Facts*. The file's register count, list of exits, stack size and number of barriers are sufficient for the words
-   (`_check_facts`).
+   (check_facts.py).
 
 The checker can't see which addresses snippets load from and store to (the probe language limits them), or whether the
 user wanted probes at these places.
@@ -34,10 +34,11 @@ isn't used, and the program runs the original.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpt.formats.kernel_edit import MAX_REGISTERS
+from gpt.sass.check_facts import Version, iter_wrong_facts
+from gpt.sass.check_inputs import has_guard_of_site
 from gpt.sass.check_known import Surroundings
 from gpt.sass.check_state import TrampolineCheck
 from gpt.sass.check_words import (
@@ -51,12 +52,15 @@ from gpt.sass.check_words import (
     make_branch,
     with_announcements,
 )
+from gpt.sass.flow import SHORTEST
 from gpt.sass.graph import is_conditional
-from gpt.sass.kernels import Facts, Kernel, Relocation
+from gpt.sass.kernels import Kernel
 from gpt.sass.masks import STARTS, name_registers, pack
 from gpt.sass.stalls import find_unscheduled
 from gpt.sass.words import CONTROL, SIZE, control_of
 from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
+
+__all__ = ["Finding", "Version", "check"]
 
 
 class Finding(NamedTuple):
@@ -65,13 +69,6 @@ class Finding(NamedTuple):
     place: int
     rule: str
     detail: str
-
-
-class Version(NamedTuple):
-    """A kernel, before or after, and what the file says about it."""
-
-    kernel: Kernel
-    facts: Facts
 
 
 def check(original: Version, new: Version, declaration: Declaration) -> list[Finding]:
@@ -83,7 +80,7 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     if found:
         return found  # the other checks would look at places that don't exist
     found += _check_places(original.kernel, new.kernel, declaration)
-    found += _check_facts(original, new, declaration)
+    found += [Finding(0, "facts", text) for text in iter_wrong_facts(original, new, declaration)]
     if not declaration.trampolines:
         return found
     new.kernel.code.borrow(original.kernel.code)
@@ -191,6 +188,16 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
         if not inside[index] and new_words[index] != NOP:
             yield Finding(index, "places", "behind the kernel, and in no trampoline")
     yield from _check_jumps(original, declaration)
+    yield from _check_waits(original, new, declaration.amended)
+
+
+def _check_waits(original: Kernel, new: Kernel, amended: frozenset[int]) -> Iterator[Finding]:
+    """Find waits near amended words that come too early: the barrier doesn't show anything yet (flow.py)."""
+    stalls, writes, reads, waits = new.code.controls
+    for index in amended:
+        for at in range(max(0, index - 1), min(index + 1, len(original.code) - 1)):
+            if stalls[at] < SHORTEST and (1 << writes[at] | 1 << reads[at]) & waits[at + 1]:
+                yield Finding(at + 1, "places", "it waits for a barrier that doesn't show anything yet")
 
 
 def _is_guarded_exit(original: Kernel, trampoline: Trampoline) -> bool:
@@ -228,12 +235,12 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended:
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)
     has_guard_on_branch = bool((words[first] ^ branch) & ~CONTROL)
-    for part in trampoline.parts:
+    for number, part in enumerate(trampoline.parts):
         if isinstance(part, Inserted):
             now = words[part.start : part.start + part.length]
             yield from (Finding(part.start + k, "words", text) for k, text in compare_inserted(now, part, table))
-            if part.guard is not None and part.guard not in [original.code[k].guard for k in trampoline.sources]:
-                yield Finding(part.start, "words", "a guard that no moved instruction has")
+            if not has_guard_of_site(trampoline, number, original.code):
+                yield Finding(part.start, "words", "a guard that no moved instruction has here")
         else:
             was = original.code[part.source]
             word = with_announcements(was.word, words[part.start], was.entry) if part.source in amended else was.word
@@ -248,37 +255,6 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended:
 
 
 _PLAIN = 1 << 105 | 7 << 110 | 7 << 113  # a stall of 1, no barriers
-
-
-def _check_facts(original: Version, new: Version, declaration: Declaration) -> Iterator[Finding]:
-    """Find numbers in the file that don't fit the words."""
-    was, now = original.facts, new.facts
-    moved = {
-        SIZE * part.source: SIZE * part.start
-        for trampoline in declaration.trampolines
-        for part in trampoline.parts
-        if not isinstance(part, Inserted)
-    }
-    for text, is_right in (
-        (f"{now.registers} registers", MAX_REGISTERS >= now.registers == declaration.registers >= was.registers),
-        ("the bound on registers", now.bound is None or now.bound >= now.registers),
-        ("registers in the section's header", now.in_section == (now.registers if was.in_section else 0)),
-        ("relocations", now.relocations == tuple(sorted(_moved_relocations(was.relocations, moved)))),
-        ("the list of exits", now.exits == tuple(moved.get(offset, offset) for offset in was.exits)),
-        (f"{now.barriers} barriers", now.barriers == was.barriers and now.flags == was.flags),
-        (f"a frame of {now.frame} bytes", now.frame == was.frame),
-        (f"a stack of {now.stack} bytes", now.stack == was.stack + declaration.stack and declaration.stack >= 0),
-        ("jump tables", new.kernel.jump_tables == original.kernel.jump_tables),
-    ):
-        if not is_right:
-            yield Finding(0, "facts", f"{text}: the declaration or the words need something else")
-
-
-def _moved_relocations(relocations: tuple[Relocation, ...], moved: Mapping[int, int]) -> Iterator[Relocation]:
-    """Yield the relocations, with offsets adjusted for the instructions that were moved."""
-    for one in relocations:
-        within = one.offset % SIZE
-        yield one._replace(offset=moved.get(one.offset - within, one.offset - within) + within)
 
 
 def _check_persistent(around: Surroundings, declaration: Declaration, defined: int) -> Iterator[Finding]:

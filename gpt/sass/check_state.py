@@ -4,7 +4,7 @@ For each of its instructions, the following is known (State):
 
 - `own`: the registers that have the same values as in the original kernel at this point. At first, these are the live
   ones. When a snippet writes a register, it's removed from the set; when a moved instruction writes it, it's added.
-- `defined`: registers that snippets have written.
+- `defined`: registers that snippets have written in all lanes.
 - `copies`: where the kernel's values are kept in the meantime. A snippet may save a live register below the stack
   pointer (STL [R1-16], R4) or in another register (MOV, P2R), use it, and load it back; then it's `own` again. Nothing
   else makes it so: saving is proven, not assumed. A uniform register that the kernel names must be in a copy before a
@@ -27,12 +27,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
+from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
-from gpt.sass.flow import NOTHING, InFlight, issue, wait_for
+from gpt.sass.flow import NOTHING, InFlight, issue, release
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
@@ -90,24 +91,11 @@ class TrampolineCheck:
                     states[index] = joined
                     if index not in left:
                         heappush(left, index)
-        self._compare_sets()
+        self.faults += iter_undeclared(self.trampoline, kernel.code, self.reads, self.saved)
+        if not self.faults:
+            missed = [part.start for part in self.trampoline.parts if part.start not in states]
+            self.faults += [(index, "reach", "nothing leads to this part") for index in missed]
         return list(dict.fromkeys(self.faults))
-
-    def _compare_sets(self) -> None:
-        named = 0
-        for source in self.trampoline.sources:
-            read, written, *_ = self.around.original.code.masks[source]
-            named |= read | written
-        declared = pack(self.trampoline.reads)
-        for text, mask in (
-            ("read, but not declared", self.reads & ~declared),
-            ("declared as read, but not read", declared & ~self.reads),
-            ("read, but not the moved instructions'", declared & ~named),
-            ("overwritten, but not declared as saved", self.saved & ~pack(self.trampoline.saved)),
-            ("declared as saved, but not overwritten", pack(self.trampoline.saved) & ~self.saved),
-        ):
-            if mask:
-                self.faults.append((self.trampoline.start, "declared", f"{name_registers(mask)}: {text}"))
 
     def _fault(self, index: int, rule: str, mask: int, text: str) -> None:
         if mask:
@@ -119,47 +107,37 @@ class TrampolineCheck:
             if index != self.trampoline.end - 1:
                 self.faults.append((index, "reach", "it runs out of the trampoline"))
                 return ()
-            self._end(index, state._replace(ours=wait_for(state.ours, self.code.controls.waits[index])), self.back)
+            self._end(index, state._replace(ours=release(state.ours, self.code, index)), self.back)
             return ()
         part = self.trampoline.parts[number]
-        wait = self.code.controls.waits[index]
         if state.part != number:
-            rest = wait_for(state.ours, wait)
+            rest = release(state.ours, self.code, index)
             self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
             self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
             if state.meetings:
                 self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
             if isinstance(part, Inserted):
-                self._enter(index, part, state)
+                self._enter(index, number, part, state)
             state = state._replace(ours=NOTHING, part=number, meetings=())
-        if wait and state.kernel != NOTHING:
-            state = state._replace(kernel=wait_for(state.kernel, wait))
+        if self.code.controls.waits[index] and state.kernel != NOTHING:
+            state = state._replace(kernel=release(state.kernel, self.code, index))
         return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
         return found or find_facts(self.code[index], self.code.table)
 
-    def _enter(self, index: int, part: Inserted, state: State) -> None:
+    def _enter(self, index: int, number: int, part: Inserted, state: State) -> None:
         """Check the values that a snippet gets."""
         if part.start != index:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
-        inputs = pack(part.snippet.inputs)
-        given = rename(inputs, part)
+        given = rename(pack(part.snippet.inputs), part)
         kept = given & state.own & ~state.defined
-        words = range(part.start, part.start + part.length)
-        if kept and not all(self._word(k).is_saving for k in words):
+        if kept and not all(self._word(k).is_saving for k in range(part.start, part.start + part.length)):
             self.reads |= kept
-        self._fault(index, "undefined", given & ~state.own & ~state.defined, "is read, but nobody has written it")
-        guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
-        self._fault(index, "undefined", guard & ~state.own, "is the guard, but no longer what it was")
-        read = written = 0
-        for masks in self.code.masks[words.start : words.stop]:
-            read, written = read | masks.reads, written | masks.writes
-        self._fault(index, "undefined", written & guard, "is the guard, and overwritten")
-        self._fault(index, "undefined", read & ~(written | given | guard), "is read, but isn't an input")
-        if given.bit_count() != inputs.bit_count():
-            self.faults.append((index, "undefined", "an input without a name"))
+        known = state.own | state.defined | defined_under_guard(self.trampoline, number, self.code)
+        for mask, text in iter_missing(part, self.code, given, known, state.own):
+            self._fault(index, "undefined", mask, text)
 
     def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
         word = self._word(index)
@@ -194,12 +172,14 @@ class TrampolineCheck:
         if word.is_local and not is_slot(self.code[index], around.declaration.stack):
             self.faults.append((index, "stack", "local memory that isn't the probe's"))
         if pending or ours is not NOTHING:
-            for rule, mask, text in iter_hazards(word, ours, pending, number):
+            rest = release(ours, self.code, index)
+            for rule, mask, text in iter_hazards(word, rest, pending, number):
                 self._fault(index, rule, mask, text)
         if word.changes_flight:
             ours = issue(ours, self.code, index)
         pending = pass_time(pending, number, written, word.stall, word.fresh)
-        state = State(own, defined | written, copies, flight, ours, pending, meetings, number)
+        defined |= written if part.guard is None else 0
+        state = State(own, defined, copies, flight, ours, pending, meetings, number)
         if word.flows or meetings:
             return self._follow(index, part, state)
         return ((index + 1, state),)

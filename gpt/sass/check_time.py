@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gpt.sass.check_known import GENERAL
 from gpt.sass.check_word import Fresh, WordFacts
-from gpt.sass.flow import NOTHING, QUEUE, InFlight, wait_for
+from gpt.sass.flow import NOTHING, QUEUE, InFlight
 from gpt.sass.stalls import LATE_GUARD
 
 Pending = tuple[int, int, int]  # registers, cycles left, part
@@ -29,10 +29,12 @@ def pass_time(
     return frozenset(found)
 
 
-def iter_hazards(word: WordFacts, ours: InFlight, pending: frozenset[Pending], part: int) -> Iterator[Hazard]:
-    """Yield rules, registers and faults where a snippet, which a weaver may have written, doesn't wait for itself."""
-    if ours != NOTHING:
-        rest = wait_for(ours, word.wait)
+def iter_hazards(word: WordFacts, rest: InFlight, pending: frozenset[Pending], part: int) -> Iterator[Hazard]:
+    """Yield rules, registers and faults where a snippet, which a weaver may have written, doesn't wait for itself.
+
+    `rest` is what's in flight from the snippet once the word has waited.
+    """
+    if rest != NOTHING:
         arriving = rest.arriving
         being_read = 0 if word.name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
         yield "scoreboard", word.named & arriving, "is used by a snippet before it arrives"

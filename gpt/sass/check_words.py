@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 from gpt.formats.kernel_edit import NOP as PADDING
 from gpt.sass.masks import STARTS, Registers
@@ -38,7 +39,8 @@ from gpt.sass.woven import Inserted
 
 NOP = int.from_bytes(PADDING, "little")
 BRANCH = 0x947 | PT << 12 | PT << 87
-_GUARD_FIELD = 12
+_SHORTEST = 2  # cycles that ptxas leaves at least between a result in general registers or predicates and its reader
+_LANES = (1 << STARTS.UR) - 1 | 127 << STARTS.P
 _SECOND_FIELD = 15 << 87  # in EXIT and BRA: a second predicate and its sign
 LAST_PLAIN_STALL = 11  # from 12 on, ptxas clears the hint
 
@@ -137,13 +139,24 @@ def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[t
             if text := _compare_control(now & CONTROL, old & CONTROL):
                 yield index, text
         return
-    faults = [(0, text) for text in _check_names(part, table)]
+    faults = [*_check_stalls(words, table), *((0, text) for text in _check_names(part, table))]
     for index, (now, old) in enumerate(zip(new, words, strict=True)):
         if text := _compare(now, old, index, part, table):
             faults.append((index, text))
     yield from faults
     if not faults:
         known[key] = tuple(new)
+
+
+def _check_stalls(words: tuple[int, ...], table: Table) -> Iterator[tuple[int, str]]:
+    """Find words of a snippet that read a result of fixed latency in the next cycle. ptxas always leaves two cycles,
+    except to the units whose registers the hardware waits for (docs/sass-rules.md).
+    """
+    for index, (before, word) in enumerate(pairwise(words), 1):
+        if control_of(before).stall >= _SHORTEST or table.opcode(before).variable:
+            continue
+        if table.decoder(before).masks(before).writes & table.decoder(word).masks(word).reads & _LANES:
+            yield index, "it reads a result in the cycle after the word that computes it"
 
 
 def _check_names(part: Inserted, table: Table) -> Iterator[str]:

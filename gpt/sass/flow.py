@@ -50,6 +50,7 @@ _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state has one set p
 _PART = (1 << _WIDTH) - 1
 _TOKEN = 1 << _WIDTH
 _QUEUED = _WIDTH * 2 * BARRIERS  # their positions in a packed state
+SHORTEST = 2  # cycles until a barrier shows that something is in flight
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
@@ -253,11 +254,27 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
     return InFlight(tuple(writes), tuple(reads), *state[2:])
 
 
+def release(state: InFlight, code: Code, index: int) -> InFlight:
+    """Return what's in flight once an instruction has waited for its barriers.
+
+    A barrier that was set less than SHORTEST cycles before, by the previous word, doesn't make it wait for that word.
+    """
+    stalls, write_barriers, read_barriers, waits = code.controls
+    rest, last = wait_for(state, waits[index]), index - 1
+    if rest is state or last < 0 or stalls[last] >= SHORTEST:
+        return rest
+    if (1 << write_barriers[last] | 1 << read_barriers[last]) & waits[index]:
+        reading, writing, *_ = code.masks[last]
+        writes = tuple([new | old & writing for new, old in zip(rest.writes, state.writes, strict=True)])
+        reads = tuple([new | old & reading for new, old in zip(rest.reads, state.reads, strict=True)])
+        return InFlight(writes, reads, *state[2:])
+    return rest
+
+
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
     """Return what's in flight after an instruction has waited and issued."""
-    _, write_barriers, read_barriers, waits = code.controls
-    write, read = write_barriers[index], read_barriers[index]
-    state = wait_for(state, waits[index])
+    write, read = code.controls.write_barriers[index], code.controls.read_barriers[index]
+    state = release(state, code, index)
     entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
     reading &= _HELD

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from gpt.base.errors import MalformedError
 from gpt.formats.code_moves import INDIRECT_BRANCH_TARGETS, has_addends, iter_relocations
 from gpt.formats.cubin import STT_FUNC, Data
@@ -26,9 +28,9 @@ from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.masks import STARTS
-from gpt.sass.stalls import iter_late
+from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
-from gpt.sass.words import SIZE, bits
+from gpt.sass.words import SIZE, bits, opcode_of
 
 RESERVED = 2  # registers in a kernel's count that the hardware reserves
 EXITS, BARRIERS = 0x1C, 0x4C  # attributes of `.nv.info.K`: offsets of EXITs, u32 each; the number of barriers
@@ -97,8 +99,12 @@ class Kernel:
         """Return the results that may be missing after a branch that replaces an instruction (stalls.py)."""
         found = self._late.get(index)
         if found is None:
-            found = self._late[index] = tuple(iter_late(self.code, self.graph, index))
+            found = self._late[index] = tuple(iter_late(self.code, self.graph, index, self._longest))
         return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return self.base._longest if self.base else find_longest(self.code)
 
     @cached_property
     def named(self) -> int:
@@ -133,11 +139,8 @@ class Kernel:
         USETMAXREG does that (PTX: setmaxnreg). Its number of remaining registers includes the two that the hardware
         reserves.
         """
-        code = self.code
-        counts = [
-            bits(code.words[index], 32, 32) - RESERVED if code.opcodes[index] == _USETMAXREG else 0
-            for index in code.find({"USETMAXREG"})
-        ]
+        words = [self.code.words[index] for index in self.code.find({"USETMAXREG"})]
+        counts = [bits(word, 32, 32) - RESERVED if opcode_of(word) == _USETMAXREG else 0 for word in words]
         return max(0, min([self.registers, *counts]))
 
     @cached_property
@@ -148,11 +151,16 @@ class Kernel:
         return loads and first.guard.always and 0 not in self.code.targets | self.jump_targets
 
 
-def read_kernel(cubin: CubinEditor, name: str, table: Table) -> Kernel:
-    """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError."""
+def read_kernel(cubin: CubinEditor, name: str, table: Table, like: Code | None = None) -> Kernel:
+    """Read a kernel. Raises MalformedError, CannotEdit if the cubin isn't understood, and UnknownOpcodeError.
+
+    If its code hardly differs from `like`, this takes less time.
+    """
     editor = KernelEditor(cubin, name)
     registers = max(0, editor.registers - RESERVED)
-    code = Code(editor.code, table)
+    code = Code(editor.code, table, like)
+    if like:
+        code.borrow(like)
     tables = _jump_tables(editor.info)
     elsewhere, returns = EVERY_REGISTER, True
     if code.find({"CALL"}):
@@ -168,9 +176,13 @@ def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -
     """
     ends = {cubin.undefined[end] for end in _ENDS if end in cubin.undefined}
     number = cubin.numbers.get(b".nv.constant4")
-    relocations = list(_iter_relocations(cubin, number)) if number is not None else []
-    places = {one.offset for one in relocations if one.symbol in ends}
-    if not {one.symbol for one in relocations if _may_be_code(cubin, one.symbol)} - ends:
+    tables = [table for _, _, table in iter_relocations(cubin, number)] if number is not None else []
+    places: set[int] = set()
+    symbols: set[int] = set()
+    for table in tables:
+        symbols.update(table["symbol"].tolist())
+        places.update(table["offset"][np.isin(table["symbol"], list(ends))].tolist())
+    if not {symbol for symbol in symbols if _may_be_code(cubin, symbol)} - ends:
         places.add(_SOMEWHERE)
     outside = [index for index in code.find({"CALL"}) if code[index].target is None]
     return all(_find_address(code, index, targets) in places for index in outside)
@@ -265,9 +277,7 @@ def read_facts(cubin: CubinEditor, name: str) -> Facts:
     frame, stack = (cubin.find_pair(kind, editor.symbol) or 0 for kind in (FRAME, STACK))
     flags, info = (int(cubin.sections[field][editor.section]) for field in ("flags", "info"))
     relocations = tuple(sorted(_iter_relocations(cubin, editor.section)))
-    return Facts(
-        editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations
-    )  # fmt: skip
+    return Facts(editor.registers, info >> 24, bound, exits, barriers, frame, stack, flags, relocations)
 
 
 def _iter_relocations(cubin: CubinEditor, section: int) -> Iterator[Relocation]:

@@ -56,25 +56,33 @@ def iter_safe(opcode: Opcode, written: int) -> Iterator[tuple[int, int]]:
         yield others, 18 if opcode.name in _SLOW else 15
 
 
-def iter_late(code: Code, graph: Graph, first: int) -> Iterator[tuple[int, int]]:
+def find_longest(code: Code) -> int:
+    """Return the most cycles that any of these instructions takes until anything may use its result."""
+    entries = [decoder.entry for decoder in code.used.values()]
+    return max((cycles for entry in entries for _, cycles in iter_safe(entry, -1)), default=0)
+
+
+def iter_late(code: Code, graph: Graph, first: int, longest: int = LONGEST) -> Iterator[tuple[int, int]]:
     """Yield registers whose results may still be missing after a branch that replaces instruction `first`, each with
-    the number of cycles until they arrive.
+    the number of cycles until they arrive. No result takes longer than `longest`.
     """
     seen: dict[int, int] = {}
-    stalls = code.controls.stalls
+    stalls, masks, used, opcodes = code.controls.stalls, code.masks, code.used, code.opcodes
     left = [(first, BRANCH_CYCLES)]
     while left:
         index, elapsed = left.pop()
-        if seen.get(index, LONGEST) <= elapsed:
-            continue
-        seen[index] = elapsed
         block = graph.block_at(index)
-        before = [index - 1] if index > graph.blocks[block].start else [
-            graph.blocks[other].end - 1 for other in graph.predecessors[block]
-        ]  # fmt: skip
-        for other in before:
-            passed = elapsed + stalls[other]
-            for written, cycles in iter_safe(code.used[code.opcodes[other]].entry, code.masks[other].writes):
-                if cycles > passed:
-                    yield written, cycles - passed
-            left.append((other, passed))
+        start = graph.blocks[block].start
+        while seen.get(index, longest) > elapsed:
+            seen[index] = elapsed
+            before = [index - 1] if index > start else [graph.blocks[k].end - 1 for k in graph.predecessors[block]]
+            for other in before:
+                passed = elapsed + stalls[other]
+                for written, cycles in iter_safe(used[opcodes[other]].entry, masks[other].writes):
+                    if cycles > passed:
+                        yield written, cycles - passed
+                if index == start:
+                    left.append((other, passed))
+            if index == start:
+                break
+            index, elapsed = index - 1, passed

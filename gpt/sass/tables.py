@@ -153,11 +153,15 @@ def parse_table(text: str) -> Table:
     opcodes: dict[int, Opcode] = {}
     current: tuple[int, str, bool, str | None] | None = None
     operands: list[Operand] = []
+    known: dict[str, Operand] = {}  # most lines of operands occur many times
     for number, line in enumerate([*lines[1:], "end"], 2):
         if line.startswith("#"):
             made_with = made_with or line[1:].strip()
+        elif line in known:
+            operands.append(known[line])
         elif found := _OPERAND.fullmatch(line):
-            operands.append(_parse_operand(found, number))
+            known[line] = _parse_operand(found, number)
+            operands.append(known[line])
         elif line:
             if current:
                 opcodes[current[0]] = Opcode(*current, tuple(operands))

@@ -154,4 +154,4 @@ def words_array(code: bytes | bytearray | memoryview) -> npt.NDArray[np.uint64]:
 
 def dump_words(words: Iterable[int]) -> bytes:
     """Return words as bytes."""
-    return b"".join(word.to_bytes(SIZE, "little") for word in words)
+    return b"".join([word.to_bytes(SIZE, "little") for word in words])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpt.sass.masks import NO_REGISTERS, Registers
 from gpt.sass.words import Guard
@@ -72,7 +73,7 @@ class Trampoline:
     reads: Registers = NO_REGISTERS  # the kernel's registers that are inputs of snippets
     saved: Registers = NO_REGISTERS  # live registers that snippets overwrite; saved before and restored after
 
-    @property
+    @cached_property
     def sources(self) -> list[int]:
         """The instructions that are moved to it."""
         return [part.source for part in self.parts if isinstance(part, Moved)]

@@ -259,7 +259,7 @@ def test_settings_that_another_user_can_change_are_refused(tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o777)
-    engine._check_settings()  # there are none
+    engine._check_settings()  # no settings yet
     (tmp_path / "home" / ".config" / "dask").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"^\S+/home: another user can change Dask's settings in \S+/dask:"):
         engine._check_settings()

@@ -133,9 +133,14 @@ def test_largest_change_comes_first(two):
     ]  # fmt: skip
     assert found.verdicts["sides"] == ["A and B ran different commands, which may do different work"]
     assert verdict[0].startswith("B took ") and "folders of 3 runs or more" in verdict[0]
-    assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith("us longer")
-    change = human_time(-found.rows["kernels"][0]["change"])
-    assert verdict[-1] == f"on the GPU, most of it: kernel k2, {change} less"
+    assert verdict[-2].startswith("in calls, most of it: cuStreamSynchronize, ") and verdict[-2].endswith(")")
+    assert "us longer (median " in verdict[-2]
+    kernel = found.rows["kernels"][0]
+    sides = [human_time(kernel[key]) for key in ("median_a", "median_b", "p99_a", "p99_b")]
+    assert verdict[-1] == (
+        f"on the GPU, most of it: kernel k2, {human_time(-kernel['change'])} less (median {sides[0]} in A, {sides[1]} "
+        f"in B; p99 {sides[2]}, {sides[3]})"
+    )
     assert found.verdicts["functions"] == [
         "functions: 1 differs in count, 1 differs in time; 1 noise",
         "count: how often it was called or launched",
@@ -191,7 +196,10 @@ def test_an_offset_change_is_called_the_largest_not_most_of_it(tmp_path):
         calls += [(n * 100 * MS + 50 * MS, alloc * MS + n % 5, ALLOC, 0) for n in range(1, 11)]
         (tmp_path / name).write_bytes(forge.pack(forge.trace(*APIS, forge.calls(calls), pid=wait)))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
-    assert "in calls, the largest change: cuStreamSynchronize, 100ms longer" in found.verdicts["whole"]
+    assert (
+        "in calls, the largest change: cuStreamSynchronize, 100ms longer (median 1.00ms in A, 11.0ms in B; p99 1.00ms, "
+        "11.0ms)"
+    ) in found.verdicts["whole"]
 
 
 def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
@@ -203,7 +211,9 @@ def test_copies_count_among_what_changed_on_the_gpu(tmp_path):
                            forge.calls([(1, 5, INIT, 0)]), forge.launches({1: 10}), pid=kernel)  # fmt: skip
         (tmp_path / name).write_bytes(forge.pack(made))
     found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
-    assert found.verdicts["whole"][-1] == "on the GPU, the largest change: cuMemcpyHtoD, 2.00ms longer"
+    assert found.verdicts["whole"][-1] == (
+        "on the GPU, the largest change: cuMemcpyHtoD, 2.00ms longer (median 100us in A, 300us in B; p99 100us, 300us)"
+    )
 
 
 def test_few_calls_are_no_proof_that_nothing_differs(tmp_path):
@@ -389,7 +399,8 @@ def test_a_difference_of_host_code_is_told_as_one(tmp_path):
     assert told[1] == "B ran another command, with different probes: that may be why"
     assert told[2].startswith("of that, 17.9s (99.5 %) outside of CUDA calls, in host code, and 95.0ms (0.5 %) in CUDA")
     assert told[3] == (
-        "in calls, most of it: cuStreamSynchronize, 93.0ms less, which may be noise: its calls vary by as much"
+        "in calls, most of it: cuStreamSynchronize, 93.0ms less (median 20.0ms in A, 17.0ms in B; p99 35.0ms, 32.0ms), "
+        "which may be noise: its calls vary by as much"
     )
     assert [(row["name"], row["differs"]) for row in found.rows["functions"]] == [
         ("cuStreamSynchronize", "unsure"), ("cuMemAlloc", "count"),
@@ -405,3 +416,25 @@ def test_numbers_that_tell_kernels_apart_on_both_sides_stay():
         "add_3": "add_#", "add_4": "add_#",
         **dict.fromkeys(("mul_1_2", "mul_2_1", "mul_1_1", "mul_2_2"), "mul_#_#"),
     }  # fmt: skip
+
+
+def test_kernels_of_one_side_and_other_numbers_of_processes(tmp_path):
+    """Kernel k1 is launched twice in A, and thrice in B, by two processes. Kernels `old` and `new` are on one side."""
+
+    def make(number, kernel, launches, pid):
+        names = [records.make("function", id=id_, name=name) for id_, name in ((1, "k1"), (2, kernel))]
+        times = [(n * MS, 100_000, LAUNCH, 1) for n in range(launches)]
+        times += [(n * MS + 200_000, 300_000 * number, LAUNCH, 2) for n in range(5)]
+        counts = forge.launches({1: launches, 2: 5})
+        calls = forge.calls([(1, 5 * pid, INIT, 0)])
+        return forge.trace(*APIS, *names, forge.gpu_times(times), calls, counts, pid=pid)
+
+    (tmp_path / "a.mp").write_bytes(forge.pack(make(1, "old", 2, 1)))
+    (tmp_path / "b.mp").write_bytes(forge.pack(make(2, "new", 1, 2), make(2, "new", 2, 3)))
+    found = Answers(run("diff", "--json", tmp_path / "a.mp", tmp_path / "b.mp").stdout)
+    assert "A and B ran different numbers of processes: 1 in A, 2 in B" in found.verdicts["sides"]
+    assert [row["processes"] for row in found.rows["sides"]] == [1, 2]
+    told = found.verdicts["whole"]
+    assert "B ran with another number of processes: that may be why" in told
+    assert told[-2] == "in calls, most of it: cuInit, 20ns longer: 1 call in A, 2 calls in B"
+    assert told[-1] == "on the GPU, most of it: kernel new, 6.00ms longer, only in B; only in A: kernel old, 1.50ms"

@@ -437,36 +437,6 @@ def test_pieces_are_cut_at_each_edge_of_a_layer():
     assert left[["begin", "end", "first"]].tolist() == [(0, 10, True), (30, 40, False), (55, 60, True)]
 
 
-@pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
-def test_a_kernel_that_gets_slower(growth, told):
-    """The first quarter of 40 launches takes 20 + 4 * 4.5 us on average, and the last quarter 20 + 4 * 34.5 us."""
-    made, at = Made(), 10
-    for number in range(40):
-        made.call("cuLaunchKernel", 3 * number, 1, at, 20 + growth * number, function=2)
-        at += 21 + growth * number
-    rows = [row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "slower kernel"]
-    assert bool(rows) == told
-    if told:
-        total, first = 40 * 20 + 4 * 780, 20 + 4 * 4.5
-        assert rows[0]["time"] == (total - 40 * first) * US
-        assert rows[0]["told"].startswith("k2 takes 158us in the last quarter of its launches, but 38.0us in the first")
-
-
-@pytest.mark.parametrize("turns", [True, False])
-def test_processes_that_share_a_gpu(turns):
-    """Both run 20 kernels of 100 us: alternately, or one process after the other."""
-    first, second = Made(pid=10), Made(pid=11)
-    for number in range(20):
-        places = (2 * number, 2 * number + 1) if turns else (number, 20 + number)
-        for at, made in zip(places, (first, second), strict=True):
-            made.call("cuLaunchKernel", 100 * at + 1, 5, 100 * at + 10, 100)
-    found = ask("idle", first.segment(), second.segment())
-    rows = [row for row in found.rows["verdict"] if row["cause"] == "shared GPU"]
-    assert [row["time"] for row in rows] == [2000 * US] * turns
-    if turns:
-        assert rows[0]["told"].startswith("2 processes take turns on GPU 0, 39 times, with 50.0 %, 50.0 % of its work")
-
-
 @pytest.mark.parametrize(("takes", "cause"), [(30, "after a wait"), (10, "launch pace")])
 def test_a_wait_after_each_short_kernel(takes, cause):
     """The GPU is idle for 40 us after each kernel. If the host waited for half of that, launches aren't the cause."""

@@ -78,6 +78,17 @@ def test_a_long_start():
     assert named(made(first=2_000 * MS, steps=400))[0] == "idle"
 
 
+@pytest.mark.parametrize(("count", "apart", "command"), [(5, 400, "startup"), (4, 400, "idle"), (5, 100, "idle")])
+def test_processes_that_start_one_after_the_other(count, apart, command):
+    """Each takes 250 ms to start, and then works for 90 ms. If they overlap, only the first and the fifth count."""
+    found = [
+        made(pid=10 + number, at=(apart * number + 250) * MS, monotonic=apart * number * MS) for number in range(count)
+    ]
+    assert named(*found)[0] == command
+    if command == "startup":
+        assert named(*found)[1] == "where 1.25s go in 5 processes before steady work of 450ms"
+
+
 def test_graphs_that_keep_the_gpu_busy():
     assert named(made(graph=True, busy=0.9)) == ("graphs", "which kernels take 100.0 % of the GPU time in graphs")
     assert named(made(graph=True, busy=0.5))[0] == "idle"

@@ -61,6 +61,17 @@ def test_idle_says_where_the_host_was():
     assert "would say which" not in told
 
 
+@pytest.mark.parametrize(("waits", "said"), [(3, False), (4, True)])
+def test_a_lock_that_the_host_waits_for_is_mentioned(waits, said):
+    """At least a quarter of 16 samples must wait for it."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = STACKS
+    made.found += [sample(1000 + at, python=1, **({"syscall": FUTEX} if at < waits else {})) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert (", 25.0 % of them waiting for a lock, such as Python's GIL): hold that lock for less time" in told) == said
+    assert told.endswith("do that in another thread while the GPU works") != said
+
+
 def test_samples_of_other_threads_say_nothing_about_idle_times():
     found = ask("idle", waits_for_data(*(sample(300 + at, thread=9, python=2) for at in range(100))))
     assert sum(row["samples"] for row in found.rows["places"]) == 12

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.base.errors import MalformedError
+from gpt.formats import callgraph, cubin_edit
 from gpt.formats.callgraph import KeptWhole, find_cut
-from gpt.formats.cubin import parse_cubin
-from gpt.formats.cubin_drop import find_fault, without
+from gpt.formats.cubin import parse_cubin, section_headers
+from gpt.formats.cubin_drop import Dropper, drop_kernels, find_fault, without
 from gpt.formats.image import parse_image
 from gpt.formats.source import Source
 from gpt.patch.trim import trim_all
@@ -97,6 +98,22 @@ def graph(text, data):
         calls = group in (-1, -4) and int(callee) > 0
         found.append((names[int(caller)], names[int(callee)] if calls else None))
     return found
+
+
+def test_cutting_again_and_again_gives_the_same(monkeypatch):
+    """One reader of a cubin cuts it to each kernel, in any order, and reads the whole cubin once."""
+    data = built("sm_90")
+    alone = {name: drop_kernels(data, set(KERNELS) - {name}) for name in KERNELS}
+    assert len(set(alone.values())) == len(KERNELS)
+    read = []
+    monkeypatch.setattr(callgraph, "section_headers", lambda data: read.append(len(data)) or section_headers(data))
+    monkeypatch.setattr(cubin_edit, "section_headers", lambda data: read.append(len(data)) or section_headers(data))
+    dropper = Dropper(data)
+    for name in [*KERNELS, *reversed(KERNELS)]:
+        assert dropper.drop(set(KERNELS) - {name}) == alone[name]
+    assert read == [len(data)] * 2
+    assert dropper.drop(set()) == data
+    assert dropper.drop({*KERNELS}) == drop_kernels(data, {*KERNELS})
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -169,7 +169,7 @@ def _needs(sample: Sample) -> list[bytes]:
     used = [records.make("memusage", function=n, launches=2, bytes=700 * n, most=400 * n) for n in (3, 2, 1)]
     plain, other = forge.trace(*functions, *used), forge.trace(*used[:1], {**functions[0], "id": 3}, end=False)
     chunk = records.make("chunk", used=len(forge.pack(plain)), data=forge.pack(plain) + bytes(20))
-    cut = b"\x8a\xa4"  # ends before the first key, whose length is that of "kind"
+    cut = b"\x8a\xa4"  # ends before the first key, which is as long as "kind"
     return [cut, forge.pack(plain), forge.pack(other, plain), forge.pack([plain[0], chunk, *other])]
 
 

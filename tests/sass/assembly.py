@@ -132,4 +132,4 @@ def _word(offset: int, line: str, labels: dict[str, int]) -> int:
         write = numbers[0] if control[0] == "w" else write
         read = numbers[0] if control[0] == "r" else read
         wait = sum(1 << number for number in numbers) if control[0] == "b" else wait
-    return with_control(word, Control(1, False, write, read, wait, 0))
+    return with_control(word, Control(2, False, write, read, wait, 0))

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+from gpt.formats.closed import find_closed_kernel, is_closed_name
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.code import Code, Instruction
 from gpt.sass.flow import live_before, pack, unpack
@@ -135,6 +136,9 @@ def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, r
     cubin = CubinEditor(path.read_bytes())
     table = table_of("sm_90")
     names = sorted(name.decode() for name in cubin.kernels)
+    if find_closed_kernel(names) or is_closed_name([path], None):
+        print(f"{path}: left out, it's from a closed library", file=sys.stderr)
+        return
     rng.shuffle(names)
     batch: dict[str, Kernel] = {}
     for number, name in enumerate(names, 1):

@@ -167,3 +167,20 @@ def test_explaining_much_code_agrees_with_one_word_after_the_other(words):
     assert found.unknown.total() == sum(word & 0xFFF not in table.opcodes for word in words)
     known = [word for word in words if word & 0xFFF in table.opcodes]
     assert found.inexact.total() == sum(not table.effect(word).exact for word in known)
+
+
+@pytest.mark.parametrize("name", ["HGMMA", "IGMMA", "BGMMA", "QGMMA"])
+def test_matrix_operations_of_a_warp_group_write_only_their_result(name):
+    """Fields of up to 128 registers were once measured so close together that these seemed to write their operands."""
+    entries = [one for one in table_of("sm_90").opcodes.values() if one.name == name]
+    assert len(entries) == 2
+    for entry in entries:
+        assert [operand.low for operand in entry.operands if operand.writes.most > 0] == [16]
+
+
+def test_a_matrix_operation_with_an_operand_in_registers():
+    """HGMMA.64x64x16.F32.BF16 R28, R220, gdesc[UR16], RZ, !UPT, gsb0"""
+    effect = table_of("sm_90").effect(0x000FE2000C0018FF00E00010DC1C7DF0)
+    assert effect.exact
+    assert effect.writes == Registers(R=((1 << 32) - 1) << 28)
+    assert (effect.reads.R, effect.reads.UR) == (15 << 220, 15 << 16)

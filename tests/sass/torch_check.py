@@ -29,6 +29,7 @@ import msgpack
 
 from gpt.base.errors import GptError
 from gpt.formats.cubin_edit import CubinEditor
+from gpt.probe.plan.closed import ClosedCode
 from gpt.probe.sass.stack import announce_stack_pointer
 from gpt.sass.check import Version, check
 from gpt.sass.code import Code
@@ -56,10 +57,19 @@ PARAMETER = 0x210  # offset in the constant bank of the snippet's address; nothi
 
 
 def iter_cubins(stream: object) -> Iterator[bytes]:
-    """Yield the cubins in a stream of elements."""
+    """Yield the cubins in a stream of elements, except those from NVIDIA's closed libraries, which are only counted."""
+    closed, left_out = ClosedCode(), 0
     for record in msgpack.Unpacker(stream, max_buffer_size=1 << 30):
-        if "data" in record:
+        closed.note(record)
+        if "data" not in record:
+            continue
+        names = [raw.decode(errors="backslashreplace") for raw in CubinEditor(record["data"]).kernels]
+        if closed.covers(record["library"], names):
+            left_out += 1
+        else:
             yield record["data"]
+    if left_out:
+        print(f"{left_out} cubins left out: they're from closed libraries", file=sys.stderr)
 
 
 def map_cubins(stream: object, jobs: int, function: Callable[..., R], *arguments: object) -> Iterator[R]:

@@ -26,7 +26,7 @@ from gpt.sass.check import Version
 from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
 from gpt.sass.code import Code
-from gpt.sass.flow import live_before
+from gpt.sass.flow import SHORTEST, live_before
 from gpt.sass.graph import is_conditional, make_graph
 from gpt.sass.kernels import RESERVED, STACK, Kernel, read_facts, read_kernel
 from gpt.sass.masks import STARTS, Registers, pack, unpack
@@ -230,7 +230,11 @@ class Weaver:
         self._wait_now(len(self.words) - 1)
 
     def _wait_now(self, index: int) -> None:
+        """Make a word wait for all barriers. The previous word may have set one, so that gets the necessary stall."""
         self.words[index] = with_control(self.words[index], control_of(self.words[index])._replace(wait=63))
+        before = control_of(self.words[index - 1])
+        if index > len(self.kernel.code) and before.stall < SHORTEST:
+            self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=SHORTEST))
 
     def _piece(self, snippet: Snippet, names: dict[str, dict[int, int]], parts: list[Inserted | Moved]) -> None:
         start = len(self.words)

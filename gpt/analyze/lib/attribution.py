@@ -174,7 +174,10 @@ MANNERS = {
 }
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
-NO_STACKS = "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them"
+NO_STACKS = (
+    "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them; 'gpt-analyze stacks' "
+    "shows the samples of --sample-host"
+)
 
 
 def attribute(trace: TraceModel, by: str) -> Answers:

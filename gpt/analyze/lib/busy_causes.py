@@ -1,27 +1,34 @@
-"""Say what keeps a GPU busy: which kernels, whether one of them gets slower, and whether processes share the GPU."""
+"""Say what keeps a GPU busy: which kernels, whether one of them gets slower, copies, and whether processes share the
+GPU. Also say whether the host keeps asking if the GPU is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpt.analyze.lib.host_calls import ASKING
 from gpt.base.printable import shorten
 from gpt.screen.brief import brief_name
-from gpt.screen.units import human_share, human_time
+from gpt.screen.units import amount, human, human_share, human_time
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from gpt.analyze.lib.host_calls import Copied
     from gpt.analyze.lib.idle_times import Use
     from gpt.trace.model import TraceModel
 
 Row = tuple[str, int, str]  # cause, ns, and a sentence
-ONE, SEVERAL, SLOWER, TURNS = "one kernel", "kernels", "slower kernel", "shared GPU"
+ONE, SEVERAL, SLOWER, TURNS, POLLING = "one kernel", "kernels", "slower kernel", "shared GPU", "polling"
 MOST, BUSY = 0.5, 0.9  # minimum share of the kernels' time, and of the whole time
 NAMED = 3  # kernels named if none takes MOST of the time
 PART, GROWN, LAUNCHES = 0.2, 2, 20  # minimum share of a kernel that gets slower, factor, and number of launches
 OFTEN, SHARED = 10, 0.1  # minimum number of turns, and minimum share of a process in the work
 WIDEST = 60  # width of a name
+MANY, TINY = 100, 16 << 10  # number of copies, and size up to which a copy takes hardly longer than an empty one
+ASKED, POLLED = 1000, 0.05  # minimum number of calls that ask for a state, and minimum share of their time
+PINNED = "pin that memory (pin_memory=True, non_blocking=True), and the host can launch kernels meanwhile"
 
 
 class Trend(NamedTuple):
@@ -114,6 +121,42 @@ def find_shared(gpus: list[list[Use]]) -> Iterator[Row]:
                     "work: they wait for each other, so run them one after the other, or on GPUs of their own"
                 )
                 yield TURNS, round((1 - shares[0]) * (use.kernels + use.copies)), told
+
+
+def find_polling(noted: Mapping[str, tuple[int, int]], whole: int) -> Iterator[Row]:
+    """Yield a row for each function that the host calls again and again to ask whether the GPU is done."""
+    for name in ASKING:
+        count, time = noted.get(name, (0, 0))
+        if count >= ASKED and time >= POLLED * whole:
+            told = (
+                f"the host asks {count:,} times in {name} whether the GPU is done, {human_time(time)} together: wait "
+                f"in {name.replace('Query', 'Synchronize')} instead, or ask less often"
+            )
+            yield POLLING, min(time, whole), told
+
+
+def describe_copies(copied: Mapping[str, Copied], uses: list[Use], share: str) -> str:
+    """Return a sentence about how much data is copied or set while no kernel runs, and from where. `share` is the share
+    of the time in which that happens.
+    """
+    copying = [use for use in uses if use.copies]
+    if sum(use.memsets * use.copies for use in copying) >= MOST * sum(use.copies for use in copying):
+        return f"for {share} of the time the GPU only sets memory: set less, or in a separate stream while kernels run"
+    found = []
+    both = [copied[op] for op in ("HtoD", "DtoH") if op in copied]
+    calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
+    mostly = all(2 * use.host_copies >= 1 for use in copying)
+    if calls >= MANY and size < calls * TINY and mostly:
+        each = human(size / calls)
+        return f"for {share} of the time the GPU only copies: {calls:,} times, {each} each: copy more at once"
+    for op, way in (("HtoD", "to"), ("DtoH", "from")):
+        if (sums := copied.get(op)) and sums.pageable:
+            found.append(
+                f"{sums.pageable:,} of {amount(sums.calls, 'copy')} {way} the device ({human(sums.pageable_bytes)}"
+                f" of {human(sums.bytes)}) use pageable memory"
+            )
+    told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a separate stream while kernels run"
+    return f"for {share} of the time the GPU only copies{told}"
 
 
 def _shorten(name: str) -> str:

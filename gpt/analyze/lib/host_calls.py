@@ -22,6 +22,9 @@ Pointers = npt.NDArray[np.uint64]
 
 NAMES = ("function", "bytes", "to", "from", "grid_x", "grid_y", "grid_z")
 PINNING = ("cuMemAllocHost", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister")
+WAITING = ("cuStreamWaitEvent", "cuStreamWaitValue32", "cuStreamWaitValue64")  # a stream waits for something else
+RUNNING = ("cuLaunchHostFunc", "cuStreamAddCallback")  # a stream waits for a function of the host
+ASKING = ("cuEventQuery", "cuStreamQuery")
 WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # direction, act, and the argument with the host's address
 
 
@@ -46,8 +49,8 @@ class Copied(NamedTuple):
 class HostCalls:
     """The calls of a process. Once they've been read, `copied` has sums of the copies by op.
 
-    `blocks` has, for each function, how often it was launched, and the sum of the shares of SMs that its launches could
-    fill.
+    `noted` has the number of calls, and their ns, of the functions in WAITING, RUNNING and ASKING. `blocks` has, for
+    each function, how often it was launched, and the sum of the shares of SMs that its launches could fill.
     """
 
     def __init__(self, trace: TraceModel, number: int) -> None:
@@ -55,6 +58,9 @@ class HostCalls:
         self._process = trace.processes[number]
         self.copied: dict[str, Copied] = {}
         self.blocks: dict[int, tuple[int, float]] = {}
+        self.noted: dict[str, tuple[int, int]] = {}
+        noted = WAITING + RUNNING + ASKING
+        self._noted = {id_: api.name for id_, api in self._process.apis.items() if api.name in noted}
         self._sms = min((card["sms"] for card in self._process.cards.values() if card.get("sms")), default=0)
         self._pinned = Addresses()
         self._pins = np.array(sorted(_find_apis(self._process)), np.uint32)
@@ -68,6 +74,7 @@ class HostCalls:
         for calls in iter_calls(self._trace, self._number, *NAMES):
             self._count_copies(calls)
             self._count_blocks(calls)
+            self._note_calls(calls.rows)
             found = np.zeros(len(calls.rows), LAYER)
             found["begin"], found["end"], found["what"] = calls.start, calls.end, calls.rows["api"]
             found["thread"] = calls.rows["thread"]
@@ -100,6 +107,13 @@ class HostCalls:
                 loose = rows[~self._pinned.have(rows[argument])]
                 sums = Copied(len(rows), _add(rows), len(loose), _add(loose))
                 self.copied[op] = self.copied.get(op, Copied()).plus(sums)
+
+    def _note_calls(self, rows: Array) -> None:
+        for id_, name in self._noted.items():
+            took = rows["duration"][rows["api"] == id_]
+            if len(took):
+                count, ns = self.noted.get(name, (0, 0))
+                self.noted[name] = count + len(took), ns + int(took.sum())
 
     def _count_blocks(self, calls: CallTable) -> None:
         launched = calls.rows[calls.of(LAUNCH) & (calls.rows["function"] != 0) & (calls.rows["grid_x"] != 0)]

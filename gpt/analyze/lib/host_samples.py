@@ -28,6 +28,7 @@ SYSTEM = re.compile(r"(ld-linux|libc|libm|libpthread)\b")
 DEEPEST = 128  # most Python frames in a sample
 NO_CALL = -1
 WIDEST, MOSTLY = 60, 50  # columns of a name; percentage that counts as most samples
+LOCK, OFTEN = "futex", 25  # the system call that waits for a lock; percentage of samples from which that's said
 
 
 class Place(NamedTuple):
@@ -38,14 +39,17 @@ class Place(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """The number of samples, and the number of samples in which the thread waited in a system call."""
+    """The number of samples, in how many of them the thread waited in a system call, and in how many of these it waited
+    for a lock.
+    """
 
     samples: int
     waiting: int
+    locked: int = 0
 
     def plus(self, other: Hits) -> Hits:
         """Add up two counts."""
-        return Hits(self.samples + other.samples, self.waiting + other.waiting)
+        return Hits(self.samples + other.samples, self.waiting + other.waiting, self.locked + other.locked)
 
 
 Places = dict[Place, Hits]
@@ -67,8 +71,12 @@ def merge_places(into: Places, found: Places) -> None:
 def iter_places(places: Places) -> Iterator[tuple[Any, ...]]:
     """Yield the columns PLACES, most samples first."""
     whole = sum(hits.samples for hits in places.values())
-    for place, hits in sorted(places.items(), key=lambda one: (-one[1].samples, one[0].at, one[0].caller or "")):
+    for place, hits in _sort(places):
         yield *place, hits.samples, 100 * hits.samples / whole, 100 * hits.waiting / hits.samples
+
+
+def _sort(places: Places) -> list[tuple[Place, Hits]]:
+    return sorted(places.items(), key=lambda one: (-one[1].samples, one[0].at, one[0].caller or ""))
 
 
 def describe_places(places: Places) -> str:
@@ -77,8 +85,17 @@ def describe_places(places: Places) -> str:
         outer = f", called from {shorten(caller, WIDEST)}" if caller else ""
         waits = "waiting " if waiting > MOSTLY else ""
         whole = amount(round(100 * samples / share), "sample")
-        return f" ({waits}at {shorten(at, WIDEST)}{outer}, in {human_share(share)} of {whole})"
+        locked = find_locked(places)
+        lock = f", {human_share(locked)} of them waiting for a lock, such as Python's GIL" if locked else ""
+        return f" ({waits}at {shorten(at, WIDEST)}{outer}, in {human_share(share)} of {whole}{lock})"
     return ""
+
+
+def find_locked(places: Places) -> float:
+    """Return the percentage of the samples of the most frequent place that waited for a lock; 0 if it's small."""
+    most = next((hits for _, hits in _sort(places)), Hits(1, 0))
+    share = 100 * most.locked / most.samples
+    return share if share >= OFTEN else 0
 
 
 def name_frame(frame: CallFrame) -> str:
@@ -137,7 +154,9 @@ class HostSamples:
         for row, count in zip(rows.tolist(), hits.tolist(), strict=True):
             _, _, python, native, syscall, _ = row
             place = self._place(python, native, syscall)
-            merge_places(found, {place: Hits(count, count if syscall != NONE else 0)})
+            waits = syscall != NONE
+            locked = waits and name_syscall(syscall) == LOCK
+            merge_places(found, {place: Hits(count, count * waits, count * locked)})
         return found
 
     def _place(self, python: int, native: int, syscall: int) -> Place:

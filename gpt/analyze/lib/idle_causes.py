@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.host_calls import HostCalls
+from gpt.analyze.lib.host_calls import RUNNING, WAITING, HostCalls
 from gpt.analyze.lib.host_samples import HostSamples, Places, merge_places
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
 from gpt.analyze.lib.sequence import LAUNCH, OUT, Acts
 from gpt.analyze.lib.sequence import WAIT as WAITS
+from gpt.screen.units import amount
 from gpt.trace.rows import take
 from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 
@@ -49,6 +50,7 @@ QUEUED = "launched, not begun"
 IO, ASYNC = ("memcpy", "memset"), "Async"
 ITEM = 64  # bytes: a program that copies no more than that reads a single value
 LISTED = 1000
+LEAST = 0.1  # minimum number of calls that make streams wait, per idle time that they may explain
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
 
@@ -116,6 +118,23 @@ class Reasons:
             own = self.ranges.setdefault(name, {})
             for key, times in causes.items():
                 own.setdefault(key, Times()).add(times)
+
+
+def describe_late(noted: Mapping[str, tuple[int, int]], late: int, several: bool) -> str:
+    """Return what launched work may have waited for, going by the functions that the host called. `late` says how often
+    work began late, and `several` whether processes share a GPU.
+    """
+
+    def find(names: tuple[str, ...]) -> str:
+        counts = [(name, noted[name][0]) for name in names if name in noted]
+        enough = LEAST * late <= sum(count for _, count in counts) > 0
+        return ", ".join(f"{amount(count, 'call')} of {name}" for name, count in counts) if enough else ""
+
+    events, functions = find(WAITING), find(RUNNING)
+    found = [f"its stream waits for functions of the host ({functions})"] if functions else []
+    if events or not found:
+        found.append("its stream waits for another one" + (f" ({events})" if events else ""))
+    return ", or ".join([*found, *(["the GPU serves another process"] if several else [])])
 
 
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:

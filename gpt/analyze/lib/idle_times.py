@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.sequence import IN, LAUNCH, OUT, Acts
+from gpt.analyze.lib.sequence import FILL, IN, LAUNCH, OUT, Acts
 from gpt.trace.calls_store import NO_DEVICE
 from gpt.trace.spill import Array, Aside, Sorted
 from gpt.trace.unrecorded import Unrecorded, unite
@@ -45,11 +45,12 @@ class Use(NamedTuple):
     times: int  # number of idle periods that were recorded completely
     cut: int  # number of idle periods in which recording was off for a while
     host_copies: float  # share of copies to or from the device in the time of all copies and memsets
+    memsets: float  # share of memsets in that time
     first: int
     last: int
     off: int  # ns that aren't known, because recording was off or no process was using the GPU
     work: dict[int, float]  # ns of work by process
-    turns: int  # how often work of one process followed work of another
+    turns: int  # how often a process that had had work before followed another one
 
 
 class _Gpu:
@@ -91,9 +92,11 @@ class _Gpu:
 
     def _add_processes(self, rows: Array) -> None:
         processes = rows["process"]
+        changes = int(np.count_nonzero(processes[1:] != processes[:-1]))
+        changes += self._last != int(processes[0])
+        begun = len(self.work)
         _add_times(self.work, processes, rows["duration"])
-        self.turns += int(np.count_nonzero(processes[1:] != processes[:-1]))
-        self.turns += self._last not in (None, int(processes[0]))
+        self.turns += changes - (len(self.work) - begun)  # a process's first work isn't a turn
         self._last = int(processes[-1])
 
     def _find(self, rows: Array, reach: Array, last: Array, number: int) -> Array:
@@ -131,11 +134,12 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         off = [trace.unrecorded(trace.processes[number]) for number in numbers]
         if len(numbers) > 1:
             off.append(find_breaks(trace, own))
-        gpu, host_copies, moved = _Gpu(unite(off)), 0.0, 0.0
+        gpu, host_copies, memsets, moved = _Gpu(unite(off)), 0.0, 0.0, 0.0
         for rows in trace.iter_gpu_times(own):
             is_kernel = _find(rows, acts, numbers, LAUNCH) | (rows["function"] != 0)
             moved += float(rows["duration"][~is_kernel].sum())
             host_copies += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, IN | OUT)].sum())
+            memsets += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, FILL)].sum())
             found = gpu.add(rows, is_kernel, at)
             for number in numbers:
                 own_rows = rows if len(numbers) == 1 else rows[rows["process"] == number]
@@ -145,7 +149,8 @@ def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[
         assert gpu.first is not None
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
-        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, host_copies / (moved or 1)
+        shares = host_copies / (moved or 1), memsets / (moved or 1)
+        sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, *shares
         uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off, dict(gpu.work), gpu.turns))
     return uses, idle, times
 

@@ -7,6 +7,8 @@ The first rule that applies decides:
 - graphs: graphs take most of the GPU time, and their kernels were probed.
 - startup: until the program is steady, it takes at least LONG and longer than the steady part; or that's true of the
   time from its first launch on, with WARM instead of LONG.
+- startup: at least SERIAL processes ran one after the other, and together they take at least SHORT to become steady,
+  and longer than their steady parts.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
 - gaps: no GPU times are recorded.
 - idle: anything else. It says why the GPU is idle, or if it's idle for less than SOME of the time, what keeps it busy.
@@ -32,6 +34,7 @@ NEXT = (
 )
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM = 10_000_000_000, 100_000_000  # ns
+SERIAL, SHORT = 5, 1_000_000_000  # processes, ns
 GROWING = 5  # minimum number of allocations without a free
 SOME = 5  # minimum % of the time that a GPU must be idle for that to matter
 BUSY = 25  # maximum % of the time that a busy GPU is idle
@@ -89,6 +92,17 @@ def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: fl
     return int(times_of[good[0]] - times_of[0]) if len(good) else 0
 
 
+def _find_serial(facts: Sequence[InferenceFacts], hints: Sequence[Hints | None]) -> list[Hints]:
+    """Return the hints of processes that began only after the last launch of all earlier ones."""
+    found: list[Hints] = []
+    end = 0
+    for fact, one in sorted(zip(facts, hints, strict=True), key=lambda pair: int(pair[0].header["monotonic"])):
+        if one and (begin := fact.header["monotonic"]) >= end:
+            found.append(one)
+            end = begin + one.loading + one.warm + one.steady
+    return found
+
+
 def _array(stamp: int) -> Any:
     import numpy as np
 
@@ -99,13 +113,15 @@ def name_next(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[H
     """Return the answer that names the next command, or None if neither launches nor their work were recorded."""
     if not any(fact.launches or fact.idle for fact in facts):
         return None
-    named, why, option = _choose(totals, facts, [one for one in hints if one])
+    named, why, option = _choose(totals, facts, [one for one in hints if one], _find_serial(facts, hints))
     return make_answer("next", NEXT, [(f"gpt-analyze {named}", why, option)])
 
 
-def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints]) -> tuple[str, str, str | None]:
+def _choose(
+    totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hints], serial: Sequence[Hints]
+) -> tuple[str, str, str | None]:
     """Return the analysis to run next, the reason, and the option of gpt-hook that it needs, if this trace lacks its
-    data.
+    data. `serial` has the hints of processes that ran one after the other.
     """
     from gpt.analyze.lib.ranks import is_collective
     from gpt.trace.graphs import GRAPH_LAUNCH
@@ -129,6 +145,10 @@ def _choose(totals: Totals, facts: Sequence[InferenceFacts], hints: Sequence[Hin
         before = one.loading + one.warm
         if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
             return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
+    starts, steady = sum(one.loading + one.warm for one in serial), sum(one.steady for one in serial)
+    if len(serial) >= SERIAL and starts >= SHORT and starts > steady:
+        told = f"where {human_time(starts)} go in {len(serial)} processes before steady work of {human_time(steady)}"
+        return "startup", told, None
     if graphs > MOST * whole and share < BUSY:
         return *in_graphs, "-p block_sched"
     if not idle:

@@ -34,6 +34,7 @@ CONDITIONS = (  # name; what to say if A and B differ; and how B ran in that cas
     ("probes", "A and B ran with different probes, which take time of their own", "with different probes"),
     ("GPUs", "A and B ran on different GPUs", "on another GPU"),
     ("hosts", "A and B ran on different hosts", "on another host"),
+    ("numbers of processes", "A and B ran different numbers of processes", "with another number of processes"),
 )
 
 
@@ -96,6 +97,11 @@ class RunSummary:
                 self.kernels[shape].add(kernel.number, kernel.bytes, kernel.times)
 
     @property
+    def processes(self) -> int:
+        """Return the number of processes."""
+        return len(self.commands)
+
+    @property
     def wall(self) -> float:
         """Return the ns from the start of the first process to the end of the last call, including time that wasn't
         recorded.
@@ -115,7 +121,8 @@ class RunSummary:
     @property
     def conditions(self) -> tuple[tuple[str, ...], ...]:
         """Return the values of this run for CONDITIONS."""
-        return (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
+        sets = (*self.commands[:1],), (*sorted(self.probes),), (*sorted(self.gpus),), (*sorted(self.hosts),)
+        return *sets, (str(self.processes),)
 
 
 def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
@@ -125,10 +132,10 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
         probes = ", ".join(sorted(set().union(*(run.probes for run in runs)))) or None
         numbers = [
             round(mean_of(getattr(run, what) for run in runs).mean)
-            for what in ("calls", "counted", "launches", "probed")
+            for what in ("processes", "calls", "counted", "launches", "probed")
         ]
         more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""
-        rows.append((name, probes, runs[0].commands[0] + more, len(runs), len(runs[0].commands), *numbers))
+        rows.append((name, probes, runs[0].commands[0] + more, len(runs), *numbers))
     return make_answer("sides", SIDES, rows, [*_warn(a, b)])
 
 
@@ -148,7 +155,7 @@ def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
         if off := mean_of(run.unrecorded for run in runs).mean:
             yield f"in {name} recording was off for {human_time(off)}: its calls and launches are missing"
     if max(len(a), len(b)) > 1:
-        yield "numbers of calls and launches are the means of the runs"
+        yield "numbers of processes, calls and launches are the means of the runs"
 
 
 def describe_change(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> str | None:

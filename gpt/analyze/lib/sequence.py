@@ -19,8 +19,8 @@ LAUNCHES = (("kernel", "launch"), ("graph", "launch"))  # types and ops
 FIRST, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max  # times before and after all others
 
 # What a call does, as bits. ONE waits for a single stream, LOAD loads code, IN and OUT are copies to and from the
-# device, and the last three change the thread's current context.
-LAUNCH, WAIT, ONE, LOAD, COPY, IN, OUT, IOCTL, PUSH, SET, POP = (1 << bit for bit in range(11))
+# device, FILL sets memory, and the last three change the thread's current context.
+LAUNCH, WAIT, ONE, LOAD, COPY, IN, OUT, FILL, IOCTL, PUSH, SET, POP = (1 << bit for bit in range(12))
 CONTEXTS = PUSH | SET | POP
 ACTS = {
     **dict.fromkeys(LAUNCHES, LAUNCH),
@@ -32,7 +32,7 @@ ACTS = {
     ("context", "set"): SET,
     ("context", "pop"): POP,
 }
-BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "ioctl": IOCTL}  # regardless of the op
+BY_TYPE = {"sync": WAIT, "module": LOAD, "memcpy": COPY, "memset": FILL, "ioctl": IOCTL}  # regardless of the op
 
 
 class Acts:

@@ -20,12 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgpack
 
-from gpt.asm.find import Tools
-from gpt.asm.processes import Processes
-from gpt.asm.targets import find_target
 from gpt.base.cache import Cache, default_folder, key_of
 from gpt.base.errors import GptError
 from gpt.base.scratch import scratch_folder
@@ -45,6 +43,9 @@ from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table, UnknownOpcodeError
 from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_bits, with_control
 from gpt.sass.woven import Snippet
+
+if TYPE_CHECKING:
+    from gpt.asm.find import Tools
 
 FORMAT = b"8"  # version of the cache's format
 VERSION = 8, 0  # PTX version
@@ -77,6 +78,22 @@ class Compiled:
     sized: tuple[int, ...] = ()
     _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, repr=False, compare=False)
+    _sizes: dict[int, Compiled] = field(default_factory=dict, repr=False, compare=False)
+
+    def with_size(self, size: int) -> Compiled:
+        """Return the body in which the size of the program's constants is filled in. isspacep needs it to distinguish
+        them from global memory.
+        """
+        if not self.sized:
+            return self
+        found = self._sizes.get(size)
+        if found is None:
+            words = list(self.snippet.words)
+            for index in self.sized:
+                words[index] = with_bits(words[index], 32, 32, size)
+            snippet = replace(self.snippet, words=tuple(words))
+            found = self._sizes[size] = Compiled(snippet, self.table, self.wait)
+        return found
 
     @cached_property
     def code(self) -> Code:
@@ -198,6 +215,10 @@ class Compiler:
         return Compiled(Snippet(tuple(parse_words(words)), Registers(R=inputs)), self._table, wait, tuple(sized))
 
     def _run(self, texts: list[str]) -> list[Compiled | str]:
+        from gpt.asm.find import Tools
+        from gpt.asm.processes import Processes
+        from gpt.asm.targets import find_target
+
         target = find_target(self._arch)
         assert target
         self._tools = self._tools or Tools(None, hint=HINT)
@@ -294,18 +315,6 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
                 return "needs an address that only linking gives"
             found.append(index)
     return tuple(found)
-
-
-def with_size(compiled: Compiled, size: int) -> Compiled:
-    """Return a snippet in which the size of the program's constants is filled in. isspacep needs it to distinguish them
-    from global memory.
-    """
-    if not compiled.sized:
-        return compiled
-    words = list(compiled.snippet.words)
-    for index in compiled.sized:
-        words[index] = with_bits(words[index], 32, 32, size)
-    return replace(compiled, snippet=replace(compiled.snippet, words=tuple(words)), sized=(), _units={}, _groups={})
 
 
 def _find_units(words: tuple[int, ...], table: Table, named: int, pairs: list[int]) -> list[Unit]:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from gpt.probe.sass.draft import LONG, with_change
 from gpt.sass.code import Code
-from gpt.sass.flow import in_flight_before
+from gpt.sass.flow import SHORTEST, in_flight_before
 from gpt.sass.graph import make_graph
 from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
 from gpt.sass.words import BARRIERS, NO_BARRIER, PT, control_of, dump_words, with_control
 
-SHORTEST = 2  # cycles until a barrier shows that something is in flight
 _END = 0x94D | PT << 12 | 7 << 110 | 7 << 113 | PT << 87  # EXIT
 
 UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several instructions; the others have their own

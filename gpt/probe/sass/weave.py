@@ -40,7 +40,7 @@ from gpt.probe.sass.function import SassFunction, find_obstacle
 from gpt.probe.sass.given import Kept, give_kept, give_operand, place_kept
 from gpt.probe.sass.lowering import Lowered
 from gpt.probe.sass.registers import RESERVED, NothingToSpareError
-from gpt.probe.sass.snippets import VERSION, Compiler, with_size
+from gpt.probe.sass.snippets import VERSION, Compiler
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Given, Piece, Splicer
 from gpt.probe.sass.values import written_by
@@ -51,7 +51,7 @@ from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import UnknownOpcodeError, table_of
-from gpt.sass.words import NO_BARRIER, SIZE, bits, dump_words, with_control
+from gpt.sass.words import NO_BARRIER, SIZE, dump_words, with_control
 from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
@@ -141,7 +141,7 @@ class _Weaver:
         freed, constants = self.share_variables()
         built = self.cubin.build()
         new = CubinEditor(built)
-        version = Version(read_kernel(new, self.name, self.table), read_facts(new, self.name))
+        version = Version(read_kernel(new, self.name, self.table, self.kernel.code), read_facts(new, self.name))
         if found := check(self.original, version, declaration):
             detail = f"{found[0].place * SIZE:#x}: {found[0].rule}: {found[0].detail}"
             raise LeftAlone("unproven", detail, self.name)
@@ -261,7 +261,7 @@ class _Weaver:
                 given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
             else:
                 given.append(give_operand(site, head, use.when, member))
-        compiled = with_size(self.compiler.find(body.text), self._constants_size())
+        compiled = self.compiler.find(body.text).with_size(self._constants_size())
         return Piece(compiled, tuple(given), guard)
 
     def _constants_size(self) -> int:
@@ -293,7 +293,7 @@ class _Weaver:
         """
         kernel = self.original.kernel
         # This includes parts of other operands, which does no harm.
-        banks = {bits(word, 54, 5) for word in kernel.code.words}
+        banks = kernel.code.parts(54, 5)
         if kernel.graph.calls_out:
             banks |= {ADDRESS_BANK, CONSTANT_BANK}
         try:

@@ -10,12 +10,13 @@ without bytes, are passed on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from gpt.base.errors import GptError
 from gpt.formats.callgraph import KeptWhole
 from gpt.formats.closed import REASON as CLOSED
-from gpt.formats.cubin_drop import drop_kernels
+from gpt.formats.cubin_drop import Dropper
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.plan.closed import ClosedCode
 from gpt.probe.plan.left_alone import LeftAlone
@@ -34,20 +35,33 @@ WHOLE = {CLOSED, "not_proven", "no_table"}  # reasons that apply to all kernels 
 
 
 class _Cubin:
-    """An element with its bytes, and the reason if all of its kernels are left alone."""
+    """An element with its bytes, and the reason if all of its kernels are left alone. Its tables are read once for all
+    kernels.
+    """
 
     def __init__(self, data: bytes, arch: str, reason: Reason | None) -> None:
         self.data, self.arch, self.reason = data, arch, reason
-        self.names = [raw.decode("utf-8", "surrogateescape") for raw in CubinEditor(data).kernels]
+        self._editor = CubinEditor(data)
+        self.names = [raw.decode("utf-8", "surrogateescape") for raw in self._editor.kernels]
 
-    def cut_to(self, kernel: str) -> bytes:
+    def cut_to(self, kernel: str) -> bytes | CubinEditor:
         """Return a cubin that contains only this kernel. If it isn't safe to cut the cubin, return all of it, to be
         loaded for this kernel only.
         """
         try:
-            return drop_kernels(self.data, set(self.names) - {kernel}) if len(self.names) > 1 else self.data
+            if len(self.names) > 1 and (dropper := self._dropper):
+                return dropper.drop(set(self.names) - {kernel})
         except KeptWhole:
-            return self.data
+            pass
+        return self._editor
+
+    @cached_property
+    def _dropper(self) -> Dropper | None:
+        """What cuts the cubin; None if it isn't understood."""
+        try:
+            return Dropper(self.data)
+        except KeptWhole:
+            return None
 
 
 class SassWeaving(Weaving[_Cubin]):

@@ -20,8 +20,8 @@ from gpt.sass.derive.oracle import Effect, Oracle
 from gpt.sass.tables import UNKNOWN, Count
 
 # Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well,
-# and there's room for the 128 registers that a warp group reads at 64 and writes at 16. None is 0: nvdisasm doesn't
-# list UR0.
+# and there's room for the 128 registers that a warp group reads at 64. The 128 that it writes at 16 include all numbers
+# that follow (_run). None is 0: nvdisasm doesn't list UR0.
 SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
 MOST_SELECTORS = 9
 TURNED = 2  # words per opcode in which every modifier is flipped
@@ -118,9 +118,15 @@ class Samples:
 
 
 def _run(mask: int, number: int, one: Field) -> int:
-    """Return how many consecutive registers from a number on are in the mask."""
+    """Return how many consecutive registers from a number on are in the mask. If the one before is, too, they belong to
+    a field with a lower number.
+    """
+    if one.width < 6:
+        return mask >> number & 1
+    if number and mask >> number - 1 & 1:
+        return 0
     mask >>= number
-    return min(1, mask & 1) if one.width < 6 else (~mask & mask + 1).bit_length() - 1
+    return (~mask & mask + 1).bit_length() - 1
 
 
 def _left(effect: Effect, word: int, fields: list[Field], shape: Sequence[Sequence[int]]) -> str:

@@ -267,7 +267,7 @@ struct demand {
     struct demand *next;
     struct key key;
     struct demand *all; // the demand for any grid and block, which are 0 in its key; there it's NULL
-    _Atomic bool counted, repeats; // `repeats`: the sectors are those of the earlier run
+    _Atomic bool counted, repeats; // `repeats`: the sectors come from the earlier run
     _Atomic uint64_t sectors[]; // the most that a launch needed, by map; in `all`, that RATED threads needed
 };
 
