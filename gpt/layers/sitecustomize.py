@@ -41,5 +41,6 @@ def _run_next() -> None:
 try:
     _load("_gpt_layers", os.path.join(_here, "__init__.py")).install(_load)
 except Exception as error:  # the program runs as usual
-    print("gpt.layers: warning: no modules are recorded:", repr(error), file=sys.stderr)
+    if sys.stderr:  # else print() would write to the program's output
+        print("gpt.layers: warning: no modules are recorded:", repr(error), file=sys.stderr)
 _run_next()

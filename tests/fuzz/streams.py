@@ -148,10 +148,42 @@ def trace_seeds(sample: Sample) -> list[bytes]:
         records.make("memusage", function=1, launches=2, bytes=700, most=400),
         records.make("unprobed", function=1, launches=2, code="no_ptx"), records.make("sync", id=1),
     ]  # fmt: skip
+    inner += watched()
     plain = forge.pack(forge.trace(*inner))
     chunked = forge.pack(forge.trace(end=False)) + forge.chunk(forge.pack(inner))[: 34 + len(plain)]
     small = records.make("chunk", used=len(forge.pack(inner)), data=forge.pack(inner) + bytes(20))
     return [plain, chunked, forge.pack(forge.trace(small)), forge.pack(forge.trace(*inner), forge.trace(end=False))]
+
+
+def watched() -> list[dict[str, Any]]:
+    """Return what --node-times, --layers, --sample-host, --tensors and ranges of warps record."""
+    from tests.trace import forge
+    from tests.trace.logs import RingLane, write_ring
+
+    nodes = {"functions": [1, 1], "threads": [1, 1], "calls": [900, 7000]}
+    frames = [{"path": "/a.py", "offset": 0, "function": "f", "line": 3}, {"path": "zstd.so", "offset": 64}]
+    fields = {"clock": "u64", "sm": "u32", "range": "u32", "number": "u32"}
+    tiles = forge.probe_map("tiles", 3, "log", capacity=1 << 20, **fields)
+    tiles |= {"stored": ["clock", "sm", "shared", "shared"], "ring": 4, "ranges": ["load", "barrier"]}
+    lane = RingLane(0, 3, [(1000, 0, 0), (1200, 1, 0), (1300, 2, 0), (1400, 3, 0)], 499_500, 0.5)
+    return [
+        records.make("graph_nodes", exec=77, at=1, **nodes),
+        records.make("node_times", exec=77, thread=1, start=5000, begin=5000, pause=1, types=[0, 1], early=[0, 1],
+                     begins=[0, 9], durations=[8, 9], **nodes),
+        records.make("untimed", exec=77, at=6000, code="nodes_parallel", detail="2"),
+        records.make("range", id=2, type="push", thread=1, domain="gpt.layers", name="layers.0", start=900),
+        records.make("range", id=3, type="push", thread=1, name="decode 1", start=4000),
+        *(records.make("range_end", id=number, thread=1, end=8000) for number in (2, 3)),
+        *(records.make("stack", id=number, frames=[frame]) for number, frame in enumerate(frames, 1)),
+        records.make("call_site", thread=1, start=1000, stack=2, python=1),
+        records.make("sample", thread=1, at=1500, python=1, native=2, syscall=202, changed=1),
+        records.make("tensor", id=1, at=1000, thread=1, name="w", address=4096, bytes=64, dtype="f32", shape=[4, 4]),
+        records.make("tensor_end", id=1, at=9000),
+        records.make("recording", on=False, at=5500), records.make("recording", on=True, at=5600),
+        records.make("dropped", count=3, what="events", reason="x"),
+        tiles, forge.kernel(2, 1, "_Z3onePf", 3), forge.probed(2, 2, 1, 1, 32),
+        forge.buffer(2, write_ring(4, [[lane]]), 3),
+    ]  # fmt: skip
 
 
 def locate_used(data: bytes) -> None:

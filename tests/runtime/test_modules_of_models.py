@@ -160,6 +160,17 @@ def test_a_program_without_pytorch_is_as_before(tmp_path):
     assert subprocess.run([sys.executable, FOLDER / "sitecustomize.py"], check=False).returncode == 0
 
 
+def test_the_warning_never_gets_into_the_output(tmp_path):
+    shutil.copy(FOLDER / "sitecustomize.py", tmp_path)
+    (tmp_path / "__init__.py").write_text("raise ValueError('wrong')\n")
+    line = ["sh", "-c", '"$0" -c "print(1)" 2>&-', sys.executable]
+    done = subprocess.run(line, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=True)
+    assert done.stdout == b"1\n"
+    line[2] = line[2].removesuffix(" 2>&-")
+    done = subprocess.run(line, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=True)
+    assert done.stderr == b"gpt.layers: warning: no modules are recorded: ValueError('wrong')\n"
+
+
 MODULE = """
 import torch
 
