@@ -3,11 +3,12 @@
     gpt-extract --type cubin --arch sm_90,sm_90a --payload libtorch_cuda.so >torch.mp
     python -m tests.bench.sass torch.mp [--every N] [--offset M] [--runs R] [-p PROBE[,PROBE]] ... [--against CHECKOUT]
 
-Takes every Nth kernel of the stream. Workers (sass_worker.py) cut each kernel out of its cubin and weave it once, in a
-process that has already woven others. With --against, the workers of two checkouts take turns kernel by kernel, so both
-see the same load, and their outcomes have to be equal: the cubin, the places, the messages, or the reason why a kernel
-is left alone. Both need `make runtime snippets`. Each run has new workers. The raw figures and the machine's
-description go to docs/figures/bench/sass.json. The exit status is 1 if an outcome differs.
+Takes every Nth kernel of the stream. Workers (sass_worker.py) cut each kernel out of its cubin twice, the second time
+with what's already known about the cubin, and weave it once, in a process that has already woven others.
+With --against, the workers of two checkouts take turns kernel by kernel, so both see the same load, and their outcomes
+have to be equal: the cubins, the places, the messages, or the reason why a kernel is left alone. Both need `make
+runtime snippets`. Each run has new workers. The raw figures and the machine's description go to
+docs/figures/bench/sass.json. The exit status is 1 if an outcome differs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.bench.run import HERE, machine
 
 ROOT = HERE.parents[1]
 PROBES = ("block_sched", "gmem_bytes")
+STEPS = ("read and cut", "cut again", "weave")
 WARM = 5  # kernels before the first that counts
 GOAL = {"median": 10, "99th percentile": 100}  # ms
 
@@ -47,14 +49,14 @@ class Worker:
         )
         self._answers = msgpack.Unpacker(self._process.stdout)
 
-    def weave(self, kernel: Kernel, probes: str) -> tuple[float, float, str]:
-        """Return the seconds for cutting and for weaving, and the outcome."""
+    def weave(self, kernel: Kernel, probes: str) -> tuple[list[float], str]:
+        """Return the seconds of each step, and the outcome."""
         assert self._process.stdin
         left = memoryview(msgpack.packb([*kernel, probes]))
         while left:
             left = left[self._process.stdin.write(left) :]
-        cut, weave, outcome = next(self._answers)
-        return cut, weave, outcome
+        *seconds, outcome = next(self._answers)
+        return seconds, outcome
 
     def close(self) -> None:
         """End the process."""
@@ -88,25 +90,29 @@ def run(kernels: list[Kernel], probes: list[str], checkouts: dict[str, Path], di
         for number, kernel in enumerate([*kernels[-WARM:], *kernels]):
             outcomes = []
             for version in sorted(workers, reverse=bool(number % 2)):
-                cut, weave, outcome = workers[version].weave(kernel, each)
+                seconds, outcome = workers[version].weave(kernel, each)
                 outcomes.append(outcome)
                 if number >= WARM:
-                    rows[version].append([round(1000 * cut, 2), round(1000 * weave, 2)])
-            woven += number >= WARM and len(outcomes[0]) == 64
+                    rows[version].append([round(1000 * one, 2) for one in seconds])
+            woven += number >= WARM and len(outcomes[0].split()[-1]) == 64
             if len(set(outcomes)) > 1:
                 differing.append(f"{each}: {kernel[2]}: {outcomes}")
         for worker in workers.values():
             worker.close()
-        found[each] = {"with probes": woven, "cut, weave, ms": rows}
+        found[each] = {"with probes": woven, ", ".join(STEPS) + ", ms": rows}
     return found
 
 
 def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians and high percentiles in ms: by probes, version, and run."""
+    """Return medians and high percentiles in ms: by probes, step, version, and run."""
+    key = ", ".join(STEPS) + ", ms"
     return {
         each: {
-            version: [_percentiles([weave for _, weave in one[each]["cut, weave, ms"][version]]) for one in runs]
-            for version in runs[0][each]["cut, weave, ms"]
+            step: {
+                version: [_percentiles([row[number] for row in one[each][key][version]]) for one in runs]
+                for version in runs[0][each][key]
+            }
+            for number, step in enumerate(STEPS)
         }
         for each in runs[0]
     }
@@ -127,12 +133,14 @@ def table(result: dict[str, Any]) -> list[str]:
     """Return the rows of the table in docs/measured.md, in ms. If there were several runs, each figure is their
     median.
     """
-    lines = ["| probe | version | median | nine in ten | 99th percentile |", "| --- | --- | ---: | ---: | ---: |"]
-    for each, versions in summarize(result["runs"]).items():
-        for version, found in versions.items():
-            middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
-            figures = " | ".join(f"{middle[key]:g}" for key in ("median", "nine in ten", "99th percentile"))
-            lines.append(f"| {each} | {version} | {figures} |")
+    lines = ["| probe | step | version | median | nine in ten | 99th percentile |"]
+    lines.append("| --- | --- | --- | ---: | ---: | ---: |")
+    for each, steps in summarize(result["runs"]).items():
+        for step, versions in steps.items():
+            for version, found in versions.items():
+                middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
+                figures = " | ".join(f"{middle[key]:g}" for key in ("median", "nine in ten", "99th percentile"))
+                lines.append(f"| {each} | {step} | {version} | {figures} |")
     return lines
 
 

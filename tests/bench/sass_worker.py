@@ -1,8 +1,8 @@
 """Weave the kernels that arrive on standard input, for tests/bench/sass.py. PYTHONPATH says which checkout's code runs.
 
-A request is [data, architecture, kernel, probes]. The answer is [CPU seconds to cut the kernel out of its cubin, CPU
-seconds to weave it, outcome]. The outcome is a digest of everything that `weave` returns, or the reason why the kernel
-is left alone.
+A request is [data, architecture, kernel, probes]. The answer is [CPU seconds to read the cubin and cut the kernel out,
+CPU seconds to cut it out again, CPU seconds to weave it, outcome]. The outcome is a digest of the cut cubin and of
+everything that `weave` returns, or of the reason why the kernel is left alone.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from functools import cache
 
 import msgpack
 
-from gpt.formats.callgraph import KeptWhole
-from gpt.formats.cubin_drop import drop_kernels
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.model import ProbeFile
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.read.load import load_all
 from gpt.probe.sass.snippets import Compiler
 from gpt.probe.sass.weave import weave
+from gpt.probe.sass.weaving import _Cubin
 from gpt.sass.tables import table_of
 
 
@@ -37,26 +36,19 @@ def load(probes: str) -> list[ProbeFile]:
     return load_all(probes.split(","))
 
 
-def cut(data: bytes, kernel: str) -> bytes:
-    """Return a cubin that contains only this kernel, as the stage does."""
-    others = {raw.decode() for raw in CubinEditor(data).kernels} - {kernel}
+def weave_one(cubin: bytes | CubinEditor, arch: str, kernel: str, probes: str) -> tuple[float, str]:
+    """Weave a kernel. Return the CPU seconds that it took, and the outcome."""
+    cut = hashlib.sha256(cubin.data if isinstance(cubin, CubinEditor) else cubin).hexdigest()[:16]
+    start = time.process_time()
     try:
-        return bytes(drop_kernels(data, others)) if others else data
-    except KeptWhole:
-        return data
-
-
-def weave_one(data: bytes, arch: str, kernel: str, probes: str) -> str:
-    """Weave a kernel, and return the outcome."""
-    try:
-        woven = weave(data, kernel, arch, load(probes), compiler_of(arch))
+        woven = weave(cubin, kernel, arch, load(probes), compiler_of(arch))
     except LeftAlone as error:
-        return ": ".join(map(str, error.reason))
+        return time.process_time() - start, f"{cut} " + ": ".join(map(str, error.reason))
+    seconds = time.process_time() - start
     kept = [repr((one.map.name, one.param, one.counted, sorted(one.idle))) for one in woven.maps]
     parts = (woven.data, kept, woven.sites, woven.misfits, woven.variables, woven.needs, woven.params, woven.added)
-    return hashlib.sha256(
-        b"\0".join(part if isinstance(part, bytes) else repr(part).encode() for part in parts)
-    ).hexdigest()
+    digest = hashlib.sha256(b"\0".join(part if isinstance(part, bytes) else repr(part).encode() for part in parts))
+    return seconds, f"{cut} {digest.hexdigest()}"
 
 
 def main() -> None:
@@ -66,10 +58,12 @@ def main() -> None:
         compiler_of(arch)
         load(probes)
         start = time.process_time()
-        alone = cut(data, kernel)
+        module = _Cubin(data, arch, None)
+        module.cut_to(kernel)
         middle = time.process_time()
-        outcome = weave_one(alone, arch, kernel, probes)
-        answer = [middle - start, time.process_time() - middle, outcome]
+        alone = module.cut_to(kernel)
+        end = time.process_time()
+        answer = [middle - start, end - middle, *weave_one(alone, arch, kernel, probes)]
         sys.stdout.buffer.write(msgpack.packb(answer))
         sys.stdout.buffer.flush()
 
