@@ -1,5 +1,7 @@
 // Reads msgpack from traces, which anybody may have written: every value is checked to lie within the bytes.
-// Once one doesn't, `bad` is set, and later results are meaningless.
+// Once one doesn't, `bad` is set, and later results are meaningless. A text or binary value that goes beyond
+// the bytes still has its type, its start and its size, because hook/write/totals.c skips what it doesn't
+// read: check `bad` before you use its contents.
 
 #ifndef GPT_UNPACK_H
 #define GPT_UNPACK_H
@@ -69,12 +71,11 @@ static inline struct value read_value(struct cursor *cursor) {
         else
             return value;
     }
-    if (size > (size_t)(cursor->end - cursor->at)) {
-        cursor->bad = true;
-        return value;
-    }
     value = (struct value){text ? TEXT : binary ? BINARY : ELSE, size, cursor->at};
-    cursor->at += size;
+    if (size > (size_t)(cursor->end - cursor->at))
+        cursor->bad = true;
+    else
+        cursor->at += size;
     return value;
 }
 

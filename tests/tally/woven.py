@@ -85,6 +85,7 @@ def static(text: str, launch: Launch) -> dict[str, Any]:
     threads, warps = launch.blocks * launch.threads, launch.blocks * launch.warps
     found: dict[str, Any] = {"threads": threads}
     found |= {"f32": len(re.findall(r"(?<![.\w])(?:add|sub|mul|fma)\.[\w.]*f32\b", body))}
+    found |= {"mbarriers": len(re.findall(r"\bmbarrier\.(?:try|test)_wait", body))}
     if not re.search(r"\bbra\b", body):
         found |= {"bra": 0}
     tensor = len(re.findall(r"\bwmma\.mma", body))
@@ -246,7 +247,8 @@ def check_warp_progress(case: Case, counts: Any, entries: Any) -> None:
 
 def check_warp_ranges(case: Case, counts: Any, entries: Any) -> None:
     blocks = -(-case.launch.blocks // SAMPLED)
-    if "waits" in case.totals and not case.totals.get("async"):  # copies are waited for, too
+    # Waits for copies and mbarriers are ranges, too.
+    if "waits" in case.totals and not case.totals.get("async") and not case.totals["mbarriers"]:
         assert counts[0] == 2 * case.totals["waits"] * blocks * case.launch.warps, f"{counts[0]} begins and ends"
     assert (entries["unit"] // case.launch.warps % SAMPLED == 0).all()
 

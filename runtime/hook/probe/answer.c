@@ -386,6 +386,13 @@ const struct reason *hook_read_refusal(const struct gpt_bytes *answer, struct gp
     return reason;
 }
 
+bool hook_has_growing_log(const struct woven *woven) {
+    bool found = false;
+    for (size_t i = 0; i < woven->map_count; i++)
+        found |= woven->maps[i].grows;
+    return found;
+}
+
 struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel) {
     struct woven *woven = calloc(1, sizeof(*woven));
     if (!woven)

@@ -93,6 +93,7 @@ struct woven *hook_read_woven(struct gpt_bytes *answer, const char *kernel);
 // Write its records to the trace. `registers` is the number of registers of the program's kernel, or 0 if it
 // isn't known.
 void hook_write_woven(struct woven *woven, uint32_t function, unsigned registers);
+bool hook_has_growing_log(const struct woven *woven);
 void hook_free_woven(struct woven *woven);
 
 // A log begins with counters for each arena.
@@ -404,7 +405,6 @@ void hook_point_at_buffers(struct save *save, uint64_t address);        // in th
 // There's one for each kernel, grid and block. Launches share it, and it's never freed.
 struct demand;
 
-bool hook_has_growing_log(const struct woven *woven);
 // Return NULL if the kernel has no log that grows, or if memory runs out. `earlier` is set to the demand that
 // says how large the logs must be: for the same grid and block, or else for all launches of the kernel. It's
 // set to NULL if this is the first launch of the kernel.

@@ -284,13 +284,6 @@ static struct demand **bucket_of(const struct key *key) {
     return &buckets[(hash >> 32) % BUCKETS];
 }
 
-bool hook_has_growing_log(const struct woven *woven) {
-    bool found = false;
-    for (size_t i = 0; i < woven->map_count; i++)
-        found |= woven->maps[i].grows;
-    return found;
-}
-
 // Find a demand, or add it. Must be called with the lock held. `known` is set to whether it already existed.
 static struct demand *find(const struct key *key, bool *known) {
     struct demand **bucket = bucket_of(key), *found = *bucket;
