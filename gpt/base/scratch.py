@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpt.base import signals
 from gpt.base.cache import PATH_MAX, load_runtime
 from gpt.base.errors import OutputError
 
@@ -59,18 +60,25 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Scratch]
 
     Raises OutputError.
     """
-    made = make_scratch(prefix, parent)
+    made = None
     try:
+        with signals.held():  # otherwise, a signal just after the folder was made would leave it
+            made = make_scratch(prefix, parent)
         yield made
     finally:
-        for name in os.listdir(made.folder):
-            try:
-                os.unlink(name, dir_fd=made.folder)
-            except IsADirectoryError:
-                shutil.rmtree(name, ignore_errors=True, dir_fd=made.folder)
-        with suppress(OSError):  # if the name is another folder's by now, that one isn't empty, or nobody misses it
-            os.rmdir(made.path)
-        os.close(made.folder)
+        if made:
+            _remove(made)
+
+
+def _remove(made: Scratch) -> None:
+    for name in os.listdir(made.folder):
+        try:
+            os.unlink(name, dir_fd=made.folder)
+        except IsADirectoryError:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=made.folder)
+    with suppress(OSError):  # if the name is another folder's by now, that one isn't empty, or nobody misses it
+        os.rmdir(made.path)
+    os.close(made.folder)
 
 
 def make_scratch(prefix: str, where: Path | None = None) -> Scratch:

@@ -76,7 +76,10 @@ def draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _draw(path: Path, answers: Sequence[Record]) -> None:
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:  # something that it needs isn't installed
+        raise missing_package("matplotlib") from None
 
     # A matplotlibrc in the working directory can make matplotlib run LaTeX or any module, and it may belong to another
     # user.

@@ -249,7 +249,7 @@ class MapLayout:
         of = data if self.capacity else data[:0]
         found = read_entries(of, layout, self._slot, self.level == "thread", self.ring)
         units, slots, pairs, overwritten, lanes = found
-        count = np.array([len(slots) + dropped + overwritten], np.uint64)
+        count = np.array([min(len(slots) + dropped + overwritten, (1 << 64) - 1)], np.uint64)
         return SavedBuffer(count, slots, units, dropped, pairs=pairs, overwritten=overwritten, lanes=lanes)
 
     def _read_log(self, data: Bytes, offset: int, entries: int) -> SavedBuffer:

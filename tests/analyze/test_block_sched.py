@@ -321,7 +321,7 @@ def test_plots_that_cannot_be(tmp_path):
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path):
-    (tmp_path / "matplotlib.py").write_text("raise ImportError\n")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = run("block_sched", "--plot", "p.png", data=forge.pack(trace(BLOCKS)), cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (4, b"")
