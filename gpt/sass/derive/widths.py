@@ -20,9 +20,9 @@ from gpt.sass.derive.oracle import Effect, Oracle
 from gpt.sass.tables import UNKNOWN, Count
 
 # Numbers for fields, by their lowest bit. Their lower six bits, which uniform registers have, are far apart as well,
-# and there's room for the 128 registers that a warp group reads at 64. The 128 that it writes at 16 include all numbers
-# that follow (_run). None is 0: nvdisasm doesn't list UR0.
-SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96}
+# and there's room for the 128 registers that a warp group reads at 64, and for 8 uniform ones at 48. The 128 that it
+# writes at 16 include all numbers that follow (_run). None is 0: nvdisasm doesn't list UR0.
+SPREAD = {16: 16, 24: 40, 32: 72, 64: 120, 40: 96, 48: 44}
 MOST_SELECTORS = 9
 TURNED = 2  # words per opcode in which every modifier is flipped
 FEW = 5  # up to this many selectors, every value is tried with several words
