@@ -1,12 +1,13 @@
 """Measure the cost of probes by switching them on and off within one process, including the GPU's time for each step.
 
-    python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [PROGRAM ...]
+    python tests/gpu/toggle.py [--device sim] [--probe NAME] [--pairs N] [--short N] [PROGRAM ...]
 
 "Off" is recorded without probes, "on" with them (`gpt-hook ctl PID probe`). Each period with probes lies between two
 without, and is compared with their mean; the difference between those two is the noise. "From" and "to" are the 95 %
 confidence interval of the median over the pairs. A period has two figures: the median of its steps, and their lower
-quartile, which other work on the machine disturbs less. Results must be the same bits, and no launch or buffer may be
-missing. Prints a table, and writes the raw figures to toggle.json.
+quartile, which other work on the machine disturbs less. `--short` adds pairs of short periods, which don't wait until
+the trace is written: a host whose speed varies within seconds varies less within a pair. Results must be the same bits,
+and no launch or buffer may be missing. Prints a table, and writes the raw figures to toggle.json.
 """
 
 from __future__ import annotations
@@ -34,28 +35,34 @@ from tests.runtime import controlling, hooked, probing  # noqa: E402
 Cost = dict[str, float]
 TICKS = os.sysconf("SC_CLK_TCK")
 QUIET = 0.2  # seconds without a byte more
+PAUSE = 0.02  # seconds before a short period
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The input lines for a period of a program and for its warm-up, and the number of launches per step that it makes
-    itself.
+    """What a program is told to run, without the number of times, and how often in a period, in a short one, and to
+    warm up. Each time has a number of `steps`.
     """
 
     program: str
-    ask: str
-    warm: str
-    steps: int
+    what: str
+    times: int
+    short: int = 20
+    warm: int = 4
+    steps: int = 1
     patience: float = 60
+
+    def line(self, times: int) -> str:
+        return f"{self.what} {times}"
 
 
 KINDS = {
-    "llama 1x32": Kind("llama", "1 32 60", "1 32 4", 60),
-    "llama 4x512": Kind("llama", "4 512 40", "4 512 4", 40),
-    "stock decode": Kind("stock", "decode 1 32 60", "decode 1 32 4", 60),
-    "stock train": Kind("stock", "train 4 256 30", "train 4 256 4", 30),
-    "stock graph": Kind("stock", "graph 1 32 100", "graph 1 32 4", 100),
-    "launches": Kind("launches", "40", "2", 40 * 500),
+    "llama 1x32": Kind("llama", "1 32", 60),
+    "llama 4x512": Kind("llama", "4 512", 40),
+    "stock decode": Kind("stock", "decode 1 32", 60),
+    "stock train": Kind("stock", "train 4 256", 30),
+    "stock graph": Kind("stock", "graph 1 32", 100),
+    "launches": Kind("launches", "", 40, short=10, warm=2, steps=500),
 }
 
 
@@ -118,7 +125,7 @@ def wait_for_probes(running: Running, kind: Kind) -> None:
     last, end = 0, time.monotonic() + kind.patience
     while time.monotonic() < end:
         before = running.count()[1]
-        running.ask(kind.warm)
+        running.ask(kind.line(kind.warm))
         now = running.count()[1] - before
         if now and now == last and not controlling.status(running.pid)["pending"]:
             return
@@ -132,18 +139,34 @@ def period(running: Running, kind: Kind, probe: str | None) -> dict[str, Any]:
     if probe:
         wait_for_probes(running, kind)
     else:
-        running.ask(kind.warm)
+        running.ask(kind.line(kind.warm))
     bytes_before, cpu, (launches, probed) = running.wait_until_quiet(), running.cpu(), running.count()
     begun = time.monotonic()
-    *times, last = running.ask(kind.ask)
+    found = measure_steps(running, kind, kind.times)
     seconds, after = time.monotonic() - begun, running.count()
     size = running.wait_until_quiet() - bytes_before
-    found: dict[str, Any] = {"wall": [float(us) for us in times], "digest": last}
-    if kind.program == "launches":
-        both = [float(us) for us in (*times, last)]
-        found = {"host": both[::2], "wall": both[1::2]}
     return found | {"on": bool(probe), "seconds": seconds, "launches": after[0] - launches,
             "probed": after[1] - probed, "bytes": size, "cpu": running.cpu() - cpu}  # fmt: skip
+
+
+def short_period(running: Running, kind: Kind, probe: str | None) -> dict[str, Any]:
+    """Measure a few steps with probes or without, soon after the period before."""
+    running.set_probe(probe)
+    time.sleep(PAUSE)
+    running.ask(kind.line(kind.warm))
+    launches, probed = running.count()
+    found = measure_steps(running, kind, kind.short)
+    after = running.count()
+    return found | {"on": bool(probe), "launches": after[0] - launches, "probed": after[1] - probed}
+
+
+def measure_steps(running: Running, kind: Kind, times: int) -> dict[str, Any]:
+    """Return the time of each step, and what identifies the result."""
+    *each, last = running.ask(kind.line(times))
+    if kind.program == "launches":
+        both = [float(us) for us in (*each, last)]
+        return {"host": both[::2], "wall": both[1::2]}
+    return {"wall": [float(us) for us in each], "digest": last}
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -157,7 +180,7 @@ def quartile(times: list[float]) -> float:
     return statistics.quantiles(times, n=4)[0]
 
 
-def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Callable[[list[float]], float]) -> Cost:
+def compare(periods: list[dict[str, Any]], what: str, steps: int, figure: Callable[[list[float]], float]) -> Cost:
     """Return medians over the pairs, in us: the time of a step without and with probes, the difference per probed
     launch with its confidence interval, and the same for two steps without probes.
     """
@@ -177,43 +200,57 @@ def compare(periods: list[dict[str, Any]], what: str, steps: float, figure: Call
     }
 
 
-def measure(name: str, running: Running, probe: str, pairs: int) -> dict[str, Any]:
+def measure(name: str, running: Running, probe: str, pairs: int, short: int) -> dict[str, Any]:
     """Return a row of the table, and the raw figures."""
     kind = KINDS[name]
-    running.ask(kind.warm)  # compiles
+    running.ask(kind.line(kind.warm))  # compiles
     running.set_probe(probe)
     wait_for_probes(running, kind)  # builds the kernels with probes; later they come from the cache
     periods = [period(running, kind, probe if i % 2 else None) for i in range(2 * pairs + 1)]
+    briefly = [short_period(running, kind, probe if i % 2 else None) for i in range(2 * short + 1)] if short else []
     on = [period for period in periods if period["on"]]
     probed = sum(period["probed"] for period in on)
+    measured = {"": (periods, kind.times * kind.steps)}
+    if short:
+        measured["short "] = briefly, kind.short * kind.steps
     row = {
         "program": name,
         "probe": probe,
-        "launches_per_step": statistics.median(period["launches"] for period in periods) / kind.steps,
-        "probed_per_step": statistics.median(period["probed"] for period in on) / kind.steps,
+        "launches_per_step": statistics.median(period["launches"] for period in periods) / kind.times / kind.steps,
+        "probed_per_step": statistics.median(period["probed"] for period in on) / kind.times / kind.steps,
         "costs": {
-            f"{what}, {name}": compare(periods, what, kind.steps, figure)
+            f"{length}{what}, {figure.__name__}": compare(of_length, what, steps, figure)
+            for length, (of_length, steps) in measured.items()
             for what in ("wall", "host")
             if what in periods[0]
-            for name, figure in (("median", statistics.median), ("quartile", quartile))
+            for figure in (statistics.median, quartile)
         },
         "bytes_per_probed": sum(period["bytes"] for period in on) / probed,
         "cpu_per_probed": 1e6
         * (statistics.median(p["cpu"] for p in on) - statistics.median(p["cpu"] for p in periods if not p["on"]))
         / (probed / len(on)),
-        "wrong": ["probes where there should be none"] * any(p["probed"] for p in periods if not p["on"]),
+        "wrong": check(periods, kind.times) + check(briefly, kind.short),
         "periods": periods,
+        "short_periods": briefly,
     }
-    if len({period.get("digest") for period in periods}) > 1:
+    if len({period.get("digest") for period in (*periods, *briefly)}) > 1:
         row["wrong"].append("results differ")
     return row
+
+
+def check(periods: list[dict[str, Any]], times: int) -> list[str]:
+    """Return what's wrong with periods: each must have probes in all of its launches that get any, or in none."""
+    wrong = ["probes where there should be none"] * any(p["probed"] for p in periods if not p["on"])
+    counts = {p["probed"] / times for p in periods if p["on"]}
+    return wrong + [f"probed launches per step vary: {sorted(counts)}"] * (len(counts) > 1)
 
 
 def run(program: str, names: list[str], given: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="gpt-toggle-") as folder:
         running = start(program, Path(folder), given.device, given.caches)
         try:
-            rows = [measure(name, running, given.probe, given.pairs or (2 if given.quick else 8)) for name in names]
+            pairs = given.pairs or (2 if given.quick else 8)
+            rows = [measure(name, running, given.probe, pairs, given.short) for name in names]
             running.set_probe(None)
             output, said = running.process.communicate(timeout=120)
             wrong = [f"status {running.process.returncode}: {said[-500:]}"] if running.process.returncode else []
@@ -231,7 +268,7 @@ def run(program: str, names: list[str], given: argparse.Namespace) -> list[dict[
 def say(row: dict[str, Any]) -> None:
     """Print lines of the table."""
     for what, cost in row["costs"].items():
-        print(f"{row['program']:13}{what:15}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
+        print(f"{row['program']:13}{what:22}{row['launches_per_step']:9.1f}{row['probed_per_step']:8.1f}", end="")
         print(f"{cost['off']:9.2f}{cost['on']:9.2f}{cost['on'] / cost['off']:7.3f}", end="")
         print(f"{cost['per_launch']:9.2f}{cost['low']:9.2f}{cost['high']:9.2f}{cost['noise']:7.2f}", end="")
         print(f"{row['bytes_per_probed']:9.0f}{row['cpu_per_probed']:7.1f}")
@@ -242,6 +279,7 @@ def main() -> int:
     parser.add_argument("--probe", default="block_sched")
     parser.add_argument("--caches", type=Path, help="a folder that keeps compiled kernels")
     parser.add_argument("--pairs", type=int, help="8, or 2 with --quick")
+    parser.add_argument("--short", type=int, default=0, metavar="N", help="pairs of short periods in addition")
     parser.add_argument("program", nargs="*", choices=[*KINDS, []])
     given = parser.parse_args()
     names = given.program or (["launches"] if given.device == "sim" else list(KINDS))
@@ -253,7 +291,7 @@ def main() -> int:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             rows.append({"program": program, "wrong": [str(error)]})
         accounts.keep("toggle", rows)
-    heads = f"{'us':28}{'launches':>9}{'probed':>8}{'off':>9}{'on':>9}{'ratio':>7}"
+    heads = f"{'us':35}{'launches':>9}{'probed':>8}{'off':>9}{'on':>9}{'ratio':>7}"
     print(f"{heads}{'a probed':>9}{'from':>9}{'to':>9}{'noise':>7}{'bytes':>9}{'CPU':>7}")
     for row in rows:
         if "costs" in row:
