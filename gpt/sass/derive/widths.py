@@ -158,11 +158,16 @@ def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
             samples.neighbours += [(bit, key, other) for bit, other in others if samples.known.get(other) is not None]
 
 
+def modifiers_of(samples: Samples) -> list[int]:
+    """Return the bits of an opcode that aren't operands."""
+    return [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1]
+
+
 def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) -> None:
     """Measure opcodes, each with words that ptxas made, until the selectors of all their fields are known."""
     for samples, seeds in every:
         chance = random.Random(seeds[0])  # the same on every run
-        modifiers = [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1]
+        modifiers = modifiers_of(samples)
         samples.want([*seeds, *(seed ^ 1 << bit for seed in seeds[:TURNED] for bit in modifiers)])
         for _ in range(TRIES if modifiers else 0):
             word = chance.choice(seeds)
@@ -175,7 +180,11 @@ def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) 
         for samples, seeds in left:
             for index in range(len(samples.fields)):
                 for role in range(2):
-                    samples.want(_missing(samples, seeds, _selectors(samples, index, role), index, role))
+                    selectors = _selectors(samples, index, role)
+                    samples.want(_missing(samples, seeds, selectors, index, role))
+                    # Another bit may matter only together with one of these: in ULDC, 73 and 74 do where 75 is set.
+                    pairs = ((one, other) for one in selectors for other in modifiers_of(samples))
+                    samples.want(seeds[0] ^ 1 << one ^ 1 << other for one, other in pairs if one != other)
         left = [(samples, seeds) for samples, seeds in left if samples.queue]
 
 
