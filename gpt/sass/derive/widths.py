@@ -12,7 +12,7 @@ combinations, to find modifiers that only matter in combination.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
@@ -182,10 +182,18 @@ def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) 
                 for role in range(2):
                     selectors = _selectors(samples, index, role)
                     samples.want(_missing(samples, seeds, selectors, index, role))
-                    # Another bit may matter only together with one of these: in ULDC, 73 and 74 do where 75 is set.
-                    pairs = ((one, other) for one in selectors for other in modifiers_of(samples))
-                    samples.want(seeds[0] ^ 1 << one ^ 1 << other for one, other in pairs if one != other)
+                    samples.want(_pairs(samples, seeds, selectors, index, role))
         left = [(samples, seeds) for samples, seeds in left if samples.queue]
+
+
+def _pairs(samples: Samples, seeds: Sequence[int], selectors: Sequence[int], index: int, role: int) -> Iterator[int]:
+    """Yield words in which a selector is flipped together with another bit, which may matter only then: bits 73 and 74
+    of ULDC do where 75 is set. There's a word of ptxas for each number of registers.
+    """
+    shapes = ((samples.known.get(samples.key(seed)), seed) for seed in seeds)
+    for seed in {shape[index][role]: seed for shape, seed in shapes if shape}.values():
+        for one in selectors:
+            yield from (seed ^ 1 << one ^ 1 << other for other in modifiers_of(samples) if other != one)
 
 
 def counts_of(samples: Samples) -> list[tuple[Count, Count]]:
