@@ -36,7 +36,7 @@ In a log with a *ring*, a lane claims one room and never another: when it's full
 of its room, and adds the number of records in the room to the third counter of the arena. All records have the same
 size, so each one is overwritten by a whole one. Since their clocks rise, a reader can tell where the lane is, and so
 which of the records that were added to the counter are still there. Whenever it starts again, the lane reads its clock
-and the time once more, and stores both behind the last record of the room. With the pair in the room's head, they tell
+and the time once more, and stores both after the last record of the room. With the pair in the room's head, they tell
 how fast the clock runs.
 """
 
@@ -51,7 +51,7 @@ SECTOR = 32  # rooms are a multiple of this
 DROPPED, OVERWRITTEN = 8, 16  # offsets of the second and the third counter
 SHARE = 8  # minimum number of blocks per arena
 ROOM_HEAD = 32  # bytes in a room before its first record
-RING_TAIL = 32  # bytes behind the last record of a ring: 8 zeros, and the last pair of clock and time
+RING_TAIL = 32  # bytes after the last record of a ring: 8 zeros, and the last pair of clock and time
 LEAST, GROWTH, LAST = 128, 4, 4  # bytes of a lane's first room; growth, and the number of the room at which it stops
 RECORD_HEAD = 16  # the mask, forms and size, and clock of a record
 UNIT = 16  # records are a multiple of this

@@ -25,7 +25,7 @@ static struct keys read_keys(struct cursor *cursor) {
     cursor->bad |= map.type != MAP;
     for (uint64_t i = 0; i < map.number && !cursor->bad; i++) {
         struct value key = take_value(cursor), value = take_value(cursor);
-        if (cursor->bad) // the key may end behind the trace
+        if (cursor->bad) // the key may go beyond the end of the trace
             break;
         struct value *to = is(key, "kind")       ? &keys.kind
                            : is(key, "id")       ? &keys.id

@@ -94,13 +94,8 @@ def test_no_bit_outside_an_operand_names_a_register():
     derivation, table = Derivation("sm_90a", ptxas, nvdisasm), table_of("sm_90")
     sizes = derivation.facts.register_bits
     found = set()
-    for number, words in derivation.seeds.items():
-        opcode = table.opcodes.get(number)
-        if opcode is None or opcode.target:
-            continue
-        taken = operand_bits(opcode, sizes)
-        free = [bit for bit in range(FIRST_BIT, LAST_BIT + 1) if not taken >> bit & 1]
-        words = [max(words) ^ 1 << bit for bit in free]
+    for opcode, seed, free in iter_free(derivation, table):
+        words = [seed ^ 1 << bit for bit in free]
         texts = derivation.oracle.texts([word ^ 1 << bit for word in words for bit in (*free, 127)])
         texts = [registers_of(text, sizes) if text else None for text in texts]
         for start in range(0, len(texts), len(free) + 1):
@@ -109,6 +104,41 @@ def test_no_bit_outside_an_operand_names_a_register():
                 if before and after and before != after and [file for file, _ in before] == [file for file, _ in after]:
                     found.add((opcode.name, bit))
     assert found <= {("F2FP", 78)}, "F2FP.MERGE_C names its operands in another order"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_any_two_bits_outside_operands_change_widths_as_listed():
+    """A table may let an instruction read too much, but never too little, and its writes are the right ones."""
+    ptxas, nvdisasm, _ = find_tools("sm_90a")
+    derivation, table = Derivation("sm_90a", ptxas, nvdisasm), table_of("sm_90")
+    checked, wrong = 0, []
+    for opcode, seed, free in iter_free(derivation, table):
+        words = [seed ^ 1 << one ^ (other != one) << other for one in free for other in free if one <= other]
+        hidden = ("P", "UP") if {"PR", "UPR"} & {one.file for one in opcode.operands} else ()  # R2P and so on
+        for word, listed in zip(words, derivation.oracle.ask(words), strict=True):
+            if listed is None or "???" in listed.text:
+                continue
+            checked += 1
+            effect = table.effect(word)
+            ours, theirs = effect.writes._asdict(), effect.reads._asdict()
+            for file in {"R", "UR", "P", "UP"} - {*hidden}:
+                limit = (1 << 63) - 1 if file == "UR" else -1  # nvdisasm doesn't list higher uniform registers
+                writes, reads = listed.writes.get(file, 0) & limit, listed.reads.get(file, 0) & limit
+                too_many = ours[file] & limit & ~writes if effect.exact else 0
+                if too_many or writes & ~ours[file] or reads & ~theirs[file]:
+                    wrong.append(f"{word:032x} {listed.text}: {file}")
+    assert checked > 600_000
+    assert not wrong
+
+
+def iter_free(derivation, table):
+    """Yield opcodes that aren't jumps, each with a word and the bits that belong to no operand."""
+    for number, words in derivation.seeds.items():
+        opcode = table.opcodes.get(number)
+        if opcode and not opcode.target and opcode.name != "CALL":
+            taken = operand_bits(opcode, derivation.facts.register_bits)
+            yield opcode, max(words), [bit for bit in range(FIRST_BIT, LAST_BIT + 1) if not taken >> bit & 1]
 
 
 def operand_bits(opcode, sizes):

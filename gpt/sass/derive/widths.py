@@ -12,7 +12,7 @@ combinations, to find modifiers that only matter in combination.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpt.sass.derive.fields import FIRST, LAST, Field, registers_of
@@ -158,11 +158,16 @@ def measure(oracle: Oracle, every: Iterable[Samples]) -> None:
             samples.neighbours += [(bit, key, other) for bit, other in others if samples.known.get(other) is not None]
 
 
+def modifiers_of(samples: Samples) -> list[int]:
+    """Return the bits of an opcode that aren't operands."""
+    return [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1]
+
+
 def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) -> None:
     """Measure opcodes, each with words that ptxas made, until the selectors of all their fields are known."""
     for samples, seeds in every:
         chance = random.Random(seeds[0])  # the same on every run
-        modifiers = [bit for bit in range(FIRST, LAST + 1) if samples.modifiers >> bit & 1]
+        modifiers = modifiers_of(samples)
         samples.want([*seeds, *(seed ^ 1 << bit for seed in seeds[:TURNED] for bit in modifiers)])
         for _ in range(TRIES if modifiers else 0):
             word = chance.choice(seeds)
@@ -175,8 +180,20 @@ def find_counts(oracle: Oracle, every: Sequence[tuple[Samples, Sequence[int]]]) 
         for samples, seeds in left:
             for index in range(len(samples.fields)):
                 for role in range(2):
-                    samples.want(_missing(samples, seeds, _selectors(samples, index, role), index, role))
+                    selectors = _selectors(samples, index, role)
+                    samples.want(_missing(samples, seeds, selectors, index, role))
+                    samples.want(_pairs(samples, seeds, selectors, index, role))
         left = [(samples, seeds) for samples, seeds in left if samples.queue]
+
+
+def _pairs(samples: Samples, seeds: Sequence[int], selectors: Sequence[int], index: int, role: int) -> Iterator[int]:
+    """Yield words in which a selector is flipped together with another bit, which may matter only then: bits 73 and 74
+    of ULDC do where 75 is set. There's a word of ptxas for each number of registers.
+    """
+    shapes = ((samples.known.get(samples.key(seed)), seed) for seed in seeds)
+    for seed in {shape[index][role]: seed for shape, seed in shapes if shape}.values():
+        for one in selectors:
+            yield from (seed ^ 1 << one ^ 1 << other for other in modifiers_of(samples) if other != one)
 
 
 def counts_of(samples: Samples) -> list[tuple[Count, Count]]:
