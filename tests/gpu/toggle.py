@@ -40,8 +40,8 @@ PAUSE = 0.02  # seconds before a short period
 
 @dataclass(frozen=True)
 class Kind:
-    """What a program is told to run, without the number of times, and how often in a period, in a short one, and to
-    warm up. Each time has a number of `steps`.
+    """A program's input without the number of times, and these numbers for a period, a short period and the warm-up.
+    Each time runs `steps` steps.
     """
 
     program: str
