@@ -7,7 +7,7 @@
 2. The warp-specialized kernel of tests/runtime/warp_roles.ptx runs with and without warp_ranges. Prints the time of the
    kernel, and checks that all warps recorded the same tiles, and that the ends of their waits are in order.
 
-Exits with 1 if a range is off by more than 200 clocks per barrier, or anything else is wrong. With --device sim, only
+Exits with 1 if a range is off by more than 350 clocks per barrier, or anything else is wrong. With --device sim, only
 the second part runs, and its times mean nothing.
 """
 
@@ -32,10 +32,12 @@ HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 APART, WARPS, TURNS = 10_000, 4, 8  # as in sync_wait.cu
-OFF = 200  # tolerance in clocks per barrier
+OFF = 350  # tolerance in clocks per barrier
+CLAIM = 1000  # ... and for a room: a cluster's warps get theirs after they have arrived
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
-KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "cluster"), IN_ORDER)
+KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "masked", "cluster"), IN_ORDER)
 KNOWN |= dict.fromkeys(("turns", "rolled", "crowded"), [(TURNS - TURNS // WARPS) * APART] * WARPS)
+LEFT_ALONE = {("sass", "bar_red")}  # too few predicates are free between a BAR.RED and the B2R that reads its result
 CODE = {"ptx": "[sm_90,compute_90]", "sass": "sm_90"}
 BARRIERS = """
 [map.waits]
@@ -67,12 +69,17 @@ def find_waits(trace: Path) -> dict[str, list[int]]:
             continue
         saved = launch.saved("waits")
         name = next(name for name in KNOWN if name in launch.kernel)
-        clocks = np.zeros(launch.blocks * WARPS, np.int64)
+        clocks = np.zeros((launch.blocks, launch.launch.threads // 32), np.int64)
         signs = np.where(saved.slots["range"] % 2, 1, -1)
-        np.add.at(clocks, saved.units.astype(np.intp), signs * saved.slots["clock"].astype(np.int64))
-        rows = clocks.reshape(launch.blocks, WARPS)
+        np.add.at(clocks.reshape(-1), saved.units.astype(np.intp), signs * saved.slots["clock"].astype(np.int64))
+        rows = clocks[:, :WARPS]
         found.setdefault(name, []).append(rows[1::2] if name == "cluster" else rows)
     return {name: np.median(np.concatenate(all_), axis=0).astype(int).tolist() for name, all_ in found.items()}
+
+
+def allowed(name: str) -> int:
+    """Return by how many clocks a kernel's ranges may be off."""
+    return OFF * (TURNS if name in ("turns", "rolled", "crowded") else 1) + CLAIM * (name == "cluster")
 
 
 def check_waits(form: str, folder: Path) -> Row:
@@ -89,8 +96,8 @@ def check_waits(form: str, folder: Path) -> Row:
     for name, known in KNOWN.items():
         waited = row["found"].get(name)
         if waited is None:
-            row["wrong"].append(f"{name}: not probed")
-        elif max(map(abs, np.subtract(waited, known))) > OFF * (TURNS if known[0] == known[1] else 1):
+            row["wrong"] += [] if (form, name) in LEFT_ALONE else [f"{name}: not probed"]
+        elif max(map(abs, np.subtract(waited, known))) > allowed(name):
             row["wrong"].append(f"{name}: {waited}, not {known}")
     return row
 

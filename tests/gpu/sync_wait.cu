@@ -66,6 +66,13 @@ KERNEL(shared) { // what comes next depends on the barrier
     SUM += values[THREADS - 1 - threadIdx.x];
 }
 
+KERNEL(masked) { // ptxas knows which lanes are active after the barrier
+    unsigned before = __activemask();
+    spin(warp() * clocks);
+    asm volatile("bar.sync 0;" ::: "memory");
+    SUM += before + __activemask();
+}
+
 KERNEL(turns) { // warps are late in turn
     for (unsigned i = 0; i < TURNS; i++) {
         if (warp() == i % WARPS)
@@ -106,7 +113,7 @@ int main(int count, char **args) {
     unsigned clocks = count > 1 ? atoi(args[1]) : 10000, *out, found[BLOCKS * THREADS], sum = 0;
     OK(cudaMalloc(&out, sizeof(found)));
     OK(cudaMemset(out, 0, sizeof(found)));
-    for (auto kernel : {bar_sync, counted, barrier_sync, bar_red, shared, turns, rolled, crowded, cluster})
+    for (auto kernel : {bar_sync, counted, barrier_sync, bar_red, shared, masked, turns, rolled, crowded, cluster})
         for (unsigned i = 0; i < TIMES; i++) {
             kernel<<<BLOCKS, kernel == crowded ? 1024 : THREADS>>>(out, clocks);
             OK(cudaGetLastError());

@@ -32,7 +32,7 @@ OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 APART, WARPS, TURNS, TIMES = 10_000, 4, 8, 3  # as in sync_wait.cu
 OFF = 200  # tolerance in clocks per barrier
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
-KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "cluster"), IN_ORDER)
+KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "masked", "cluster"), IN_ORDER)
 KNOWN |= dict.fromkeys(("turns", "rolled", "crowded"), [(TURNS - TURNS // WARPS) * APART] * WARPS)
 BEGIN = "after = "  # starts the wait's snippet in the probe file
 SPENT = ".reg .u64 %spent;\n.reg .u32 %mask;\n.reg .pred %left;\n"
@@ -42,13 +42,15 @@ GUARDED = "mov.u64 %spent, %arrived;\n@%left mov.u64 %spent, CLOCK;\n"
 PARITY = "mov.u64 %spent, CLOCK;\ncvt.u32.u64 %mask, %spent;\nand.b32 %mask, %mask, 1;\nsetp.ne.u32 %left, %mask, 0;\n"
 SUMS = "sub.u64 %spent, %spent, %arrived;\nadd.u64 %clocks, %clocks, %spent;\nadd.u32 %waits, %waits, 1;\n"
 # Other ways to read the second clock, each too early or too costly for one of the kernels: immediately; after the
-# parity of another reading, one or more votes, or the time is known; after arithmetic on the votes; after a store.
+# parity of another reading, one or more votes, or the time is known; after arithmetic on the votes; after their number
+# is compared; after a store.
 OTHERS = {
     "plain": "mov.u64 %spent, CLOCK;\n",
     "parity": f"{PARITY}@%left mov.u64 %spent, CLOCK;\n@!%left mov.u64 %spent, CLOCK;\n",
     "vote": f"{VOTE}{GUARDED}",
     "count": "activemask.b32 %mask;\npopc.b32 %mask, %mask;\nmin.u32 %mask, %mask, 1;\nadd.u32 %waits, %waits, %mask;\n"
     "sub.u32 %waits, %waits, 1;\nmov.u64 %spent, CLOCK;\n",
+    "lanes": f"activemask.b32 %mask;\npopc.b32 %mask, %mask;\nsetp.ne.u32 %left, %mask, 0;\n{GUARDED}",
     "votes2": f"{VOTE}{AGAIN}{GUARDED}",
     "votes3": f"{VOTE}{AGAIN * 2}{GUARDED}",
     "timer": f"mov.u64 %spent, TIME;\nsetp.ne.u64 %left, %spent, 0;\n{GUARDED}",

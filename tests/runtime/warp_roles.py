@@ -23,7 +23,7 @@ def main(blocks: int, count: int) -> None:
         ok(synchronize())
         each = TILE * count
         assert sums.read() == [
-            turn * sum(range(block * each, (block + 1) * each)) for block in range(blocks) for _ in "12"
+            turn * sum(range(block * each, (block + 1) * each)) % (1 << 32) for block in range(blocks) for _ in "12"
         ]
 
 

@@ -230,11 +230,13 @@ class Lowering:
 
     def _read_late(self, condition: Condition | None) -> str:
         """Read the clock at the end of a range: when the condition is known, and the warp has left a barrier. It may
-        issue a few more instructions before the barrier stops it, so the clock is only read once the number of lanes
-        is known, as in probes/sync_wait.toml.
+        issue a few more instructions before the barrier stops it. So the clock is only read once bits of an earlier
+        reading are counted, as in probes/sync_wait.toml.
         """
         code = self.code
-        here = code.make("b32", "popc.b32", code.once("b32", "activemask.b32"))
+        lanes = code.once("b32", "activemask.b32")
+        bits = code.make("b32", "or.b32", lanes, code.make("b32", "mov.u32", "%clock"))  # never 0
+        here = code.make("b32", "popc.b32", bits)
         there = code.both(Condition(code.make("pred", "setp.ne.u32", here, 0)), condition)
         clock = code.make("b64", "mov.u64", 0)
         code.put(f"mov.u64 {clock}, %clock64", there)
