@@ -70,7 +70,7 @@ def test_stress(tmp_path, shared, mode):
 
 @pytest.mark.full
 def test_probe_costs_are_measured(tmp_path):
-    found = script("toggle.py", "--pairs", "1", "--short", "2", folder=tmp_path)
+    found = script("toggle.py", "--pairs", "1", "--short", "3", folder=tmp_path)
     assert re.search("launches +host, median", found)
     assert re.search("launches +short host, quartile", found)
 

@@ -1,9 +1,9 @@
 """Run an 8-layer Llama in eager PyTorch, for toggle.py. Its kernels have no PTX.
 
-Each line of its input is `PROGRAM BATCH TOKENS STEPS`. It answers with the time of each step in us, from the call to
-the GPU's completion, and then a digest of the last step's result. `train` is a forward, a backward and an AdamW step,
-always from the same weights; `decode` is a forward step; `graph` is the same forward step in a CUDA graph, captured
-again for each line.
+Each line of its input is `PROGRAM BATCH TOKENS STEPS`. It answers with two times of each step in us, from the call to
+the GPU's completion and on the GPU, and then a digest of the last step's result. `train` is a forward, a backward and
+an AdamW step, always from the same weights; `decode` is a forward step; `graph` is the same forward step in a CUDA
+graph, captured again for each line.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def main() -> None:
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     inputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
     makers = {"train": make_train, "decode": make_decode, "graph": make_graph}
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     print("ready", flush=True)
     for line in sys.stdin:
         program, *numbers = line.split()
@@ -84,9 +85,11 @@ def main() -> None:
         for _ in range(steps):
             torch.cuda.synchronize()
             start = time.perf_counter()
+            begun.record()
             found = step()
+            ended.record()
             torch.cuda.synchronize()
-            times.append(1e6 * (time.perf_counter() - start))
+            times += [1e6 * (time.perf_counter() - start), 1e3 * begun.elapsed_time(ended)]
         print(*(f"{us:.1f}" for us in times), digest(found), flush=True)
 
 
