@@ -113,7 +113,8 @@ int main(int count, char **args) {
     unsigned clocks = count > 1 ? atoi(args[1]) : 10000, *out, found[BLOCKS * THREADS], sum = 0;
     OK(cudaMalloc(&out, sizeof(found)));
     OK(cudaMemset(out, 0, sizeof(found)));
-    for (auto kernel : {bar_sync, counted, barrier_sync, bar_red, shared, masked, turns, rolled, crowded, cluster})
+    for (auto kernel :
+         {bar_sync, counted, barrier_sync, bar_red, shared, masked, turns, rolled, crowded, cluster})
         for (unsigned i = 0; i < TIMES; i++) {
             kernel<<<BLOCKS, kernel == crowded ? 1024 : THREADS>>>(out, clocks);
             OK(cudaGetLastError());
