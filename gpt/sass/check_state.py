@@ -30,7 +30,7 @@ from heapq import heappop, heappush
 from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
 from gpt.sass.check_saves import find_restored, is_slot, keep_copies
-from gpt.sass.check_time import iter_hazards, pass_time, union
+from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
 from gpt.sass.flow import NOTHING, InFlight, issue, release
@@ -119,9 +119,9 @@ class TrampolineCheck:
             if isinstance(part, Inserted):
                 self._enter(index, number, part, state)
             state = state._replace(ours=NOTHING, part=number, meetings=())
-        if self.code.controls.waits[index] and state.kernel != NOTHING:
-            state = state._replace(kernel=release(state.kernel, self.code, index))
-        return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
+        if isinstance(part, Inserted):
+            return self._insert(index, part, number, state)
+        return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index)))
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
@@ -140,55 +140,80 @@ class TrampolineCheck:
             self._fault(index, "undefined", mask, text)
 
     def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
-        word = self._word(index)
-        _, read, written, named, *_ = word
-        around = self.around
-        if word.is_forbidden:
-            self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
-            return ()
+        """Run words of a snippet up to a place where paths may meet or part. Return the states after them."""
+        around, code, known = self.around, self.code, self._known
+        words, end, joins = code.words, part.start + part.length, around.joins
+        beyond, shared = self._beyond | STACK_POINTER, self._shared
         own, defined, copies, flight, ours, pending, meetings, _ = state
         usable_at_site, next_live = self._facts_of(number)
-        if named & self._beyond or written & STACK_POINTER:
-            self._fault(index, "count", named & self._beyond, "is beyond the register count")
-            self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        if shared := written & self._shared:
-            kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
-            self._fault(index, "shared", shared & ~kept, "is named by the kernel, and other lanes may need it")
-        if flight is not NOTHING:
-            arriving, busy = self._find_busy(flight)
-            if late := read & (arriving | flight.late & ~usable_at_site) | written & busy:
-                self._fault(index, "in flight", late, "is still being read or written")
-        for mask, _, other in pending:
-            if other != number and mask & named:
-                self._fault(index, "stall", mask & named, "isn't there yet")
-        self.saved |= written & own & next_live
-        if copies or word.keeps:
-            # Where lanes are split, the others may have overwritten a uniform register already
-            kept_copies = keep_copies(self.code[index], copies, own & ~SHARED if meetings else own)
-            own = own & ~written | find_restored(self.code[index], copies)
-            copies = kept_copies
-        else:
-            own &= ~written
-        if word.is_local and not is_slot(self.code[index], around.declaration.stack):
-            self.faults.append((index, "stack", "local memory that isn't the probe's"))
-        if pending or ours is not NOTHING:
-            rest = release(ours, self.code, index)
-            for rule, mask, text in iter_hazards(word, rest, pending, number):
-                self._fault(index, rule, mask, text)
-        if word.changes_flight:
-            ours = issue(ours, self.code, index)
-        pending = pass_time(pending, number, written, word.stall, word.fresh)
-        defined |= written if part.guard is None else 0
+        gathering = 0  # the barriers in `meetings`
+        for meeting in meetings:
+            gathering |= 1 << STARTS.B + meeting
+        clock, late = 0, list(pending)  # their cycles left become the cycle in which they arrive
+        late_named = union(mask for mask, _, _ in pending)
+        arriving, busy = self._find_busy(flight, usable_at_site)
+        while True:
+            word = known.get(words[index]) or find_facts(code[index], code.table)
+            _, read, written, named, _, stall, wait, fresh, is_forbidden, is_local, _, keeps, flows, changes = word
+            if is_forbidden:
+                self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
+                return ()
+            if named & beyond:
+                self._fault(index, "count", named & self._beyond, "is beyond the register count")
+                self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
+            if written & shared:
+                kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
+                self._fault(
+                    index, "shared", written & shared & ~kept, "is named by the kernel, and other lanes may need it"
+                )
+            if flight is not NOTHING:
+                if wait:
+                    flight = release(flight, code, index)
+                    arriving, busy = self._find_busy(flight, usable_at_site)
+                if read & arriving | written & busy:
+                    self._fault(index, "in flight", read & arriving | written & busy, "is still being read or written")
+            if late_named & named:
+                late = [one for one in late if one[1] > clock]
+                for rule, mask, text in iter_late_hazards(word, late, number, clock):
+                    self._fault(index, rule, mask, text)
+                late = [(mask & ~written, due, other) for mask, due, other in late if mask & ~written]
+                late_named = union(mask for mask, _, _ in late)
+            self.saved |= written & own & next_live
+            if copies or keeps:
+                # Where lanes are split, the others may have overwritten a uniform register already
+                kept_copies = keep_copies(code[index], copies, own & ~SHARED if meetings else own)
+                own = own & ~written | find_restored(code[index], copies)
+                copies = kept_copies
+            else:
+                own &= ~written
+            if is_local and not is_slot(code[index], around.declaration.stack):
+                self.faults.append((index, "stack", "local memory that isn't the probe's"))
+            if ours is not NOTHING:
+                for rule, mask, text in iter_hazards(word, release(ours, code, index) if wait else ours):
+                    self._fault(index, rule, mask, text)
+            if changes:
+                ours = issue(ours, code, index)
+            clock += stall
+            for mask, left in fresh:
+                late.append((mask, clock + left, number))
+                late_named |= mask
+            if part.guard is None:
+                defined |= written
+            if flows or written & gathering or index + 1 == end or index + 1 in joins:
+                break
+            index += 1
+        pending = frozenset((mask, due - clock, other) for mask, due, other in late if due > clock)
         state = State(own, defined, copies, flight, ours, pending, meetings, number)
-        if word.flows or meetings:
-            return self._follow(index, part, state)
-        return ((index + 1, state),)
+        return self._follow(index, part, state) if flows or written & gathering else ((index + 1, state),)
 
-    def _find_busy(self, flight: InFlight) -> tuple[int, int]:
-        """Return the registers that instructions with a barrier may still write, and all that are in flight."""
+    def _find_busy(self, flight: InFlight, usable_at_site: int) -> tuple[int, int]:
+        """Return the registers that earlier instructions may still write, except those that the site has waited for,
+        and all that are in flight.
+        """
         if self._busy[0] is not flight:
             self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited
-        return self._busy[1:]
+        _, arriving, busy = self._busy
+        return arriving | flight.late & ~usable_at_site, busy
 
     def _facts_of(self, number: int) -> tuple[int, int]:
         """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
