@@ -162,7 +162,7 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
     if len(set(sources)) != len(sources):
         yield Finding(0, "places", "two trampolines for one instruction")
     old_words, new_words = original.code.words, new.code.words
-    for index in {index for index, word in enumerate(old_words) if word != new_words[index]} | replaced.keys():
+    for index in {*new.code.differences(original.code)} | replaced.keys():
         word, was = new_words[index], old_words[index]
         if index in replaced:
             branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
