@@ -53,17 +53,17 @@ class TrampolineCheck:
         self.around = around
         self.trampoline = trampoline
         self.code = around.new
+        self.back = trampoline.sources[-1] + 1
         self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
-        self._facts: dict[int, tuple[int, int]] = {}
+        self._facts = self._find_facts()
         self._known = self.code.table.memo(FACTS)
         self._beyond, self._shared = ~around.usable, around.shared
         self._busy: tuple[InFlight, int, int] = NOTHING, 0, 0
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
-        self.back = trampoline.sources[-1] + 1
         self.ends: list[State] = []
 
     def run(self) -> list[Fault]:
@@ -111,14 +111,15 @@ class TrampolineCheck:
             return ()
         part = self.trampoline.parts[number]
         if state.part != number:
-            rest = release(state.ours, self.code, index)
-            self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
-            self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
+            if state.ours is not NOTHING:
+                rest = release(state.ours, self.code, index)
+                self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
+                self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
             if state.meetings:
                 self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
             if isinstance(part, Inserted):
                 self._enter(index, number, part, state)
-            state = state._replace(ours=NOTHING, part=number, meetings=())
+            state = State(*state[:4], NOTHING, state.pending, (), number)
         if isinstance(part, Inserted):
             return self._insert(index, part, number, state)
         return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index)))
@@ -145,7 +146,7 @@ class TrampolineCheck:
         words, end, joins = code.words, part.start + part.length, around.joins
         beyond, shared = self._beyond | STACK_POINTER, self._shared
         own, defined, copies, flight, ours, pending, meetings, _ = state
-        usable_at_site, next_live = self._facts_of(number)
+        usable_at_site, next_live = self._facts[number]
         gathering = 0  # the barriers in `meetings`
         for meeting in meetings:
             gathering |= 1 << STARTS.B + meeting
@@ -215,25 +216,24 @@ class TrampolineCheck:
         _, arriving, busy = self._busy
         return arriving | flight.late & ~usable_at_site, busy
 
-    def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
+    def _find_facts(self) -> list[tuple[int, int]]:
+        """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
         moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
         kernel's next instruction.
         """
-        found = self._facts.get(number)
-        if found is None:
-            following = self._next_source(number)
-            live = self.around.needed(following) if following is not None else 0
-            found = self._facts[number] = self._usable_at_site(number), live
-        return found
-
-    def _usable_at_site(self, number: int) -> int:
-        """Return the registers that the first moved instruction reads and no moved instruction wrote."""
-        code = self.around.original.code
-        found = code.masks[self.trampoline.sources[0]].reads
-        for part in self.trampoline.parts[:number]:
+        kernel, parts = self.around.original, self.trampoline.parts
+        masks = kernel.code.masks
+        usable = masks[self.trampoline.sources[0]].reads
+        following = self.back if self.back < len(kernel.code) else None
+        live: list[int] = []  # backwards
+        for part in reversed(parts):
+            following = part.source if isinstance(part, Moved) else following
+            live.append(self.around.needed(following) if following is not None else 0)
+        found = []
+        for part, one in zip(parts, reversed(live), strict=True):
+            found.append((usable, one))
             if isinstance(part, Moved):
-                found &= ~code.masks[part.source].writes
+                usable &= ~masks[part.source].writes
         return found
 
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
@@ -310,13 +310,6 @@ class TrampolineCheck:
             if is_ours and left > stall:
                 self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet at the branch back")
         self.ends.append(state)
-
-    def _next_source(self, number: int) -> int | None:
-        """Return the kernel's instruction that follows a part, if there is one."""
-        for part in self.trampoline.parts[number:]:
-            if isinstance(part, Moved):
-                return part.source
-        return self.back if self.back < len(self.around.original.code) else None
 
 
 def _can_split(word: int) -> bool:

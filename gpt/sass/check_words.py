@@ -136,7 +136,10 @@ def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[t
     right: tuple[int, ...] | None = known.get(key)
     if right is not None:
         changed = [index for index, (now, was) in enumerate(zip(new, right, strict=True)) if now != was]
-        if not any((new[index] ^ right[index]) & ~CONTROL for index in changed):
+        different = 0
+        for index in changed:
+            different |= new[index] ^ right[index]
+        if not different & ~CONTROL:
             for index in changed:
                 if text := compare_control(new[index], words[index]):
                     yield index, text
@@ -214,7 +217,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
     now = (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
         return "" if was == now else f"{operand.name} is RZ or PT on one side only"
-    if any(names.get(was + k) != now + k for k in range(count)):
+    if names.get(was) != now or any(names.get(was + k) != now + k for k in range(1, count)):
         return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
     size = 1 << (count - 1).bit_length()
     return "" if was % size or not now % size else f"{operand.name} isn't aligned"

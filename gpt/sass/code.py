@@ -171,6 +171,10 @@ class Code:
             self._made[index] = made
         return made
 
+    def entry(self, index: int) -> Opcode:
+        """Return the table's entry for an instruction."""
+        return self.used[self.opcodes[index]].entry
+
     def __iter__(self) -> Iterator[Instruction]:
         return (self[index] for index in range(len(self.words)))
 

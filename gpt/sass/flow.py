@@ -31,10 +31,10 @@ before it, the queue starts with _TOKEN, a bit that belongs to no register.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,7 @@ QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rul
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
 
-class Live(Sequence[int]):
+class Live:
     """The registers, for each instruction, whose values it or a later one may still read.
 
     A block is only walked when one of its instructions is requested, because probes go to few blocks. `after` has the
@@ -75,14 +75,10 @@ class Live(Sequence[int]):
     def __len__(self) -> int:
         return self._graph.blocks[-1].end
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(len(self))[index]]
-        index = range(len(self))[index]
+    def __iter__(self) -> Iterator[int]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> int:
         number = bisect_right(self._starts, index) - 1
         found = self._walked.get(number)
         if found is None:
