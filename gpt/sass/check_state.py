@@ -29,7 +29,7 @@ from heapq import heappop, heappush
 
 from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_saves import find_restored, is_slot, keep_copies
+from gpt.sass.check_saves import find_restored, holders, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
@@ -150,12 +150,29 @@ class TrampolineCheck:
         gathering = 0  # the barriers in `meetings`
         for meeting in meetings:
             gathering |= 1 << STARTS.B + meeting
+        held = holders(copies)
         clock, late = 0, list(pending)  # their cycles left become the cycle in which they arrive
         late_named = union(mask for mask, _, _ in pending)
         arriving, busy = self._find_busy(flight, usable_at_site)
         while True:
             word = known.get(words[index]) or find_facts(code[index], code.table)
-            _, read, written, named, _, stall, wait, fresh, is_forbidden, is_local, _, keeps, flows, changes = word
+            (
+                _,
+                read,
+                written,
+                named,
+                _,
+                stall,
+                wait,
+                fresh,
+                is_forbidden,
+                is_local,
+                _,
+                keeps,
+                restores,
+                flows,
+                changes,
+            ) = word
             if is_forbidden:
                 self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
                 return ()
@@ -180,11 +197,11 @@ class TrampolineCheck:
                 late = [(mask & ~written, due, other) for mask, due, other in late if mask & ~written]
                 late_named = union(mask for mask, _, _ in late)
             self.saved |= written & own & next_live
-            if copies or keeps:
+            if keeps or (copies and (written & held or restores or is_local)):
                 # Where lanes are split, the others may have overwritten a uniform register already
                 kept_copies = keep_copies(code[index], copies, own & ~SHARED if meetings else own)
                 own = own & ~written | find_restored(code[index], copies)
-                copies = kept_copies
+                copies, held = kept_copies, holders(kept_copies)
             else:
                 own &= ~written
             if is_local and not is_slot(code[index], around.declaration.stack):

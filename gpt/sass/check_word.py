@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpt.sass.check_saves import KEEPERS, is_saving
+from gpt.sass.check_saves import KEEPERS, RESTORERS, is_saving
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Instruction
 from gpt.sass.flow import is_late
@@ -36,6 +36,7 @@ class WordFacts(NamedTuple):
     is_local: bool  # accesses local memory
     is_saving: bool  # only saves or restores registers
     keeps: bool  # may make a copy (check_saves.py)
+    restores: bool  # may restore a register from a copy
     flows: bool  # may jump, or split or gather lanes
     changes_flight: bool  # may change what's in flight
 
@@ -71,6 +72,7 @@ def _make(one: Instruction) -> WordFacts:
         one.memory == "local",
         is_saving(one),
         one.opcode in KEEPERS,
+        one.opcode in RESTORERS,
         one.name in _FLOW,
         bool(control.wait) or not silent or is_late(one.entry),
     )
