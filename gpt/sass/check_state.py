@@ -154,26 +154,11 @@ class TrampolineCheck:
         clock, late = 0, list(pending)  # their cycles left become the cycle in which they arrive
         late_named = union(mask for mask, _, _ in pending)
         arriving, busy = self._find_busy(flight, usable_at_site)
+        started, in_use = NOTHING, 0
         while True:
             word = known.get(words[index]) or find_facts(code[index], code.table)
-            (
-                _,
-                read,
-                written,
-                named,
-                _,
-                stall,
-                wait,
-                fresh,
-                is_forbidden,
-                is_local,
-                _,
-                keeps,
-                restores,
-                flows,
-                changes,
-            ) = word
-            if is_forbidden:
+            _, _, _, _, _, read, written, named, stall, wait, fresh, keeps, restores, flows, starts = word
+            if word.is_forbidden:
                 self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
                 return ()
             if named & beyond:
@@ -197,19 +182,23 @@ class TrampolineCheck:
                 late = [(mask & ~written, due, other) for mask, due, other in late if mask & ~written]
                 late_named = union(mask for mask, _, _ in late)
             self.saved |= written & own & next_live
-            if keeps or (copies and (written & held or restores or is_local)):
+            if keeps or (copies and (written & held or restores or word.is_local)):
                 # Where lanes are split, the others may have overwritten a uniform register already
                 kept_copies = keep_copies(code[index], copies, own & ~SHARED if meetings else own)
                 own = own & ~written | find_restored(code[index], copies)
                 copies, held = kept_copies, holders(kept_copies)
             else:
                 own &= ~written
-            if is_local and not is_slot(code[index], around.declaration.stack):
+            if word.is_local and not is_slot(code[index], around.declaration.stack):
                 self.faults.append((index, "stack", "local memory that isn't the probe's"))
             if ours is not NOTHING:
-                for rule, mask, text in iter_hazards(word, release(ours, code, index) if wait else ours):
-                    self._fault(index, rule, mask, text)
-            if changes:
+                ours = release(ours, code, index) if wait else ours
+                if ours is not started:
+                    started, in_use = ours, ours.after_waiting(0) | ours.unawaited
+                if named & in_use:
+                    for rule, mask, text in iter_hazards(word, ours):
+                        self._fault(index, rule, mask, text)
+            if starts:
                 ours = issue(ours, code, index)
             clock += stall
             for mask, left in fresh:

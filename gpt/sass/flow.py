@@ -257,7 +257,10 @@ def _sum_up(code: Code, events: list[int]) -> _Pass:
     if not parts[2 * BARRIERS] & _TOKEN:
         keep &= ~(_PART << _QUEUED)
     places = tuple(_WIDTH * number for number in range(BARRIERS, 2 * BARRIERS) if parts[number] & _TOKEN)
-    add = sum((mask & ~_TOKEN) << _WIDTH * number for number, mask in enumerate(parts))
+    add = 0
+    for number, mask in enumerate(parts):
+        if mask:
+            add |= (mask & ~_TOKEN) << _WIDTH * number
     return _Pass(keep, add, places)
 
 
