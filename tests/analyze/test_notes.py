@@ -136,7 +136,7 @@ def test_files_of_several_runs_in_a_row(tmp_path):
         assert [process.pid for process in found.processes] == [10, 11]
 
 
-def test_a_cut_file_says_so(files, tmp_path):
+def test_truncated_file_is_reported(files, tmp_path):
     data = files[1].read_bytes()
     path = tmp_path / "cut"
     for at in range(data.index(b"\n{") + 200, len(data), 7001):

@@ -13,7 +13,7 @@ from tests.trace import forge
 
 
 @pytest.mark.parametrize("name", ["block_sched", full("warp_progress"), full("dmat")])
-def test_a_launch_that_is_not_there_is_an_error_and_draws_nothing(tmp_path, name):
+def test_missing_launch_is_an_error_and_draws_nothing(tmp_path, name):
     pytest.importorskip("matplotlib")
     fields = {"block_sched": FIELDS, "dmat": dict.fromkeys(("address", "clock", "bytes"), "u64"),
               "warp_progress": {"clock": "u64", "flops": "u64", "sm": "u32"}}[name]  # fmt: skip
