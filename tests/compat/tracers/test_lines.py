@@ -209,12 +209,12 @@ def test_omitted_lines_are_reported(line, fact, calls):
     assert ([row[0] for row in found], missing) == (["cuInit"] * 2, [fact])
 
 
-def test_a_thread_that_is_not_a_number(tmp_path):
+def test_thread_not_a_number(tmp_path):
     path = write(tmp_path / "t.jsonl", begin(1, "cuInit", [1]), end(2, "cuInit", 5.0, {"a": 1}))
     assert len(gpt.trace.open(path).calls()) == 1
 
 
-def test_a_file_that_is_cut(calls):
+def test_truncated_file(calls):
     found, missing = calls(GOOD, ending=b'{"ts": 2, "name": "cuI')
     assert (len(found), missing) == (1, ["line 2: cut off"])
     found, missing = calls(GOOD, ending=b'{"ts": 2, "name": "cuInit", "duration_us": 1}')
