@@ -88,7 +88,7 @@ def test_modules_follow_one_another():
 
 @pytest.mark.parametrize("size", [5, len(BODY) // 2, len(BODY) - 4])
 @pytest.mark.parametrize("after", [b"", b"\0", b"\x7fELF", HEAD.encode()])
-def test_a_module_that_is_cut_off_is_none(size, after):
+def test_truncated_module_is_not_a_module(size, after):
     assert found((HEAD + BODY[100 : 100 + size] if size == 5 else HEAD + BODY[:size]).encode() + after) is None
 
 
