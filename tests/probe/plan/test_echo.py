@@ -101,7 +101,7 @@ before = ".reg .u32 %n; add.u32 %n, %n, 3;"
     ]
 
 
-def test_an_address_that_the_instruction_overwrites_is_copied_before_it():
+def test_overwritten_address_is_copied_before_the_instruction():
     woven = echo(probe(LOADS))
     text = woven.data.decode().splitlines()
     load = text.index("@p1 LOAD8 r2 r2 8")
