@@ -201,7 +201,7 @@ def check_same_code(arch, before, after):
     ("arch", "options"),
     first(("75", []), ("80", ["-lineinfo"]), ("90", ["-G"]), ("90a", []), ("100a", ["-rdc=true"])),
 )
-def test_ptxas_makes_the_same_code_of_what_is_printed(arch, options):
+def test_ptxas_assembles_printed_ptx_to_the_same_code(arch, options):
     text = cuda.nvrtc_compile(SOURCE, f"compute_{arch}", options)
     program = parse.parse_module(text)
     printed = str(program)
