@@ -167,7 +167,7 @@ def test_a_child_in_a_jail_reaches_nothing(tmp_path, options):
         ("os.seteuid(65534)", "a process of another user"),
     ],
 )
-def test_a_child_that_sees_another_system_is_refused(tmp_path, enters, who):
+def test_child_in_other_namespace_is_refused(tmp_path, enters, who):
     found = say(tmp_path, f"""
         def attack():
             place = os.open(folder, os.O_PATH)
@@ -290,7 +290,7 @@ ENTERS = (
         ("OK(prctl(PR_SET_DUMPABLE, 0))", "a process whose namespaces it can't see"),
     ],
 )
-def test_a_program_that_is_refused_runs_on(tmp_path, enter, reason):
+def test_refused_program_keeps_running(tmp_path, enter, reason):
     """The program's kernels have no probes, and the last line gives the reason."""
     program = probing.build(tmp_path, ENTERS.replace("ENTER", enter))
     line = hooked.command(
@@ -319,7 +319,7 @@ int main(int argc, char **argv) {
 )
 
 
-def test_a_program_whose_main_thread_has_ended_runs_on(tmp_path):
+def test_program_outlives_its_main_thread(tmp_path):
     """Once the main thread has ended, /proc/self is empty."""
     program = probing.build(tmp_path, MAIN_ENDS)
     trace = tmp_path / "t.mp"
@@ -342,7 +342,7 @@ while block := os.read(0, 65536):
 """
 
 
-def test_a_pipeline_that_answers_only_the_sync(tmp_path):
+def test_pipeline_answers_only_the_sync(tmp_path):
     """The pipeline makes no kernel, even though a supervisor runs it."""
     (tmp_path / "only.py").write_text(ONLY_SYNCS)
     program = probing.build(tmp_path, ENTERS.replace("ENTER", ""))

@@ -104,7 +104,7 @@ def test_chunks_grow(tmp_path):
     assert {4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10} == set(sizes)
 
 
-def test_a_record_that_is_larger_than_the_next_chunk(tmp_path):
+def test_record_larger_than_the_next_chunk(tmp_path):
     words = ["x" * 60000, "1"]
     source = LOOP.replace("v[1]", "v[2]")
     trace = hooked.traced(tmp_path, source, args=words)

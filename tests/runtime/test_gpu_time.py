@@ -66,7 +66,7 @@ int main(void) {
 """
 
 
-def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
+def test_retained_context_keeps_its_times(tmp_path):
     program = hooked.compile_c(tmp_path / "client", RELEASED)
     done = hooked.run(tmp_path / "t.mp", program, options=("--gpu-time", "--calls", "none"))
     assert (done.returncode, done.stderr) == (0, "")

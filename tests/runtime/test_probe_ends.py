@@ -96,7 +96,7 @@ def test_ends_that_are_not(tmp_path, program, how, number):
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])
-def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
+def test_signal_handler_jumps_out_of_the_driver(tmp_path, calls):
     """The driver may be locked at that time, so it isn't called any more, and the process ends at once."""
     source = (
         "#include <signal.h>\n#include <sys/wait.h>\n"

@@ -34,7 +34,7 @@ def test_every_function_is_there():
     assert len(answers) > 560
 
 
-def test_a_function_that_is_not_simulated_says_so_once():
+def test_unsimulated_function_is_reported_once():
     answers, said = ask("for _ in range(3): answer(cu.cuTexObjectCreate(0, 0, 0, 0))")
     assert answers == [801, 801, 801]
     assert said == "libcuda.so.1: error: cuTexObjectCreate: not simulated: see gpt-sim(7)\n"
