@@ -67,7 +67,7 @@ def test_bars_on_a_logarithmic_axis_are_all_seen(tmp_path):
     assert "and 1 more" not in texts
 
 
-def test_a_panel_with_one_value_goes_or_says_so(tmp_path):
+def test_panel_with_one_value_is_dropped_or_labelled(tmp_path):
     columns = [Column("name", "text"), *(Column(name, "f64", "%") for name in ("low", "high")), Column("warps", "u64")]
     equal = plot("histogram", "low", "warps", end="high", of="equal", title="divergence of warps")
     differ = plot("histogram", "low", "warps", end="high", of="differ", title="others")
@@ -125,7 +125,7 @@ def draw_alone(tmp_path, home, limit=resource.RLIM_INFINITY):
 
 
 @pytest.mark.full
-def test_a_list_of_fonts_that_cannot_be_kept_is_not_warned_of(tmp_path):
+def test_uncacheable_font_list_causes_no_warning(tmp_path):
     draw_alone(tmp_path, tmp_path / "home", 32_000)
     (fonts,) = (tmp_path / "home" / ".cache" / "gpt" / "matplotlib").glob("fontlist-*")
     assert fonts.stat().st_size < 32_001  # which matplotlib ignores the next time

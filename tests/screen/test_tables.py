@@ -136,7 +136,7 @@ def test_no_mixture_is_a_fault(found):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
+def test_stage_lists_records_missing_from_tables(stage, tmp_path):
     (tmp_path / "names.txt").touch()
     strange = [{"kind": kind} for kind in SHOWN] + [{"kind": kind, "name": [float("nan")]} for kind in SHOWN]
     data = wire.pack(wire.header("x", [])) + b"".join(map(wire.pack, strange))
