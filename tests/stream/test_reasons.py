@@ -65,7 +65,7 @@ def test_a_printed_reason_reads_back(reason):
     assert (reason.advice != "") == (reason.code not in (OTHER, "left_out"))
 
 
-def test_a_code_of_another_stage_is_printed_as_it_is():
+def test_diag_code_of_another_stage_is_printed_unchanged():
     assert str(Reason("sass_hazard", "at 0x40")) == "sass_hazard: at 0x40" and not Reason("sass_hazard").advice
 
 
