@@ -55,7 +55,7 @@ def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
     assert absent == [str(tmp_path / path) for path in paths]
 
 
-def test_only_files_beside_the_trace_are_opened(write, tmp_path):
+def test_only_files_next_to_the_trace_are_opened(write, tmp_path):
     """The writer of a trace chose the names in it, so a file elsewhere is only read if the user names it, too."""
     for folder in ("inner", "other"):
         (tmp_path / folder).mkdir()
