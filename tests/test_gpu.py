@@ -93,7 +93,7 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
 
 
 @pytest.mark.full
-def test_a_workload_that_says_something_else_fails(demo):
+def test_workload_with_different_output_fails(demo):
     with open(demo / "use.py", "a") as file:
         file.write("print(os.path.getsize(os.path.realpath(next(line.split()[-1] for line in open('/proc/self/maps')"
                    " if 'libdemo.so' in line))))\n")  # fmt: skip

@@ -220,7 +220,7 @@ def test_proc_is_not_needed(tmp_path):
         ("gpt-locate --used garbage --trace-json", "t.json"),
     ],
 )
-def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_path):
+def test_missing_folder_is_reported_before_work_starts(command, name, tmp_path):
     """The input is wrong, too, which would be reported first if it were read before the output was checked."""
     (tmp_path / "garbage").write_bytes(b"\x85\xa4")
     for folder, said in (("absent", "No such file or directory"), ("garbage", "Not a directory")):

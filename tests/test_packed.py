@@ -126,7 +126,7 @@ def answer_of(*rows, columns=COLUMNS):
     return records.make("answer", name="a", **packer.keys(), verdict=[])
 
 
-def test_no_value_is_none_and_no_key_in_json():
+def test_missing_value_has_no_key_in_json():
     answer = answer_of(("one", None), ("two", 254))
     assert list(packed.unpack_rows(answer)[1]) == [["one", None], ["two", 254]]
     assert list(jsonl.lines(answer))[1:] == [
@@ -163,14 +163,14 @@ def test_lines_of_answers_that_make_no_sense_are_refused(line, fault):
         read([*jsonl.lines(HEADER), line])
 
 
-def test_a_row_in_lines_that_does_not_fit_is_refused_with_its_line():
+def test_mismatched_row_in_lines_is_refused_with_its_line():
     head, row = jsonl.lines(answer_of(("one", 1)))
     for wrong in ('"x": 300', '"x": "1"', '"x": -1'):
         with pytest.raises(MalformedError, match=r"^in:4: "):
             read([*jsonl.lines(HEADER), head, row, row.replace('"x": 1', wrong)])
 
 
-def test_a_text_that_is_not_there_is_refused():
+def test_missing_string_is_refused():
     with pytest.raises(MalformedError, match="column 'n' has text 0 of 0"):
         list(packed.unpack_rows(answer_of(("one", 1)) | {"texts": []})[1])
     for name in ("kind", "answer"):

@@ -130,7 +130,7 @@ def test_results_of_locals_stay_valid():
     assert before["x"] is x and locals()["x"] is x
 
 
-def test_an_address_that_changes_is_another_tensor():
+def test_changed_address_is_another_tensor():
     """The objects don't support weak references, so `ends` can't be known."""
 
     class Slotted(Interfaced):
