@@ -375,14 +375,14 @@ def test_numbers_fit_their_columns():
         make_answer("sizes", columns, [(0, 0, -1)])
 
 
-def test_an_answer_goes_through_the_next_analysis():
+def test_answer_passes_the_next_analysis():
     first = run("summary", "--stream", data=forge.pack(process())).stdout
     for name in "summary", "gaps":
         rows = Answers(run(name, "--json", data=first).stdout).rows
         assert rows["processes"][0]["calls"] == 4 and "gaps" not in rows
 
 
-def test_an_answer_goes_through_json(tmp_path):
+def test_answer_round_trips_through_json(tmp_path):
     data = forge.pack(process()[:-1])
     direct = run("gmem_bytes", "--stream", data=data).stdout
     lines = run("gmem_bytes", "--json", data=data).stdout

@@ -70,7 +70,7 @@ def test_gpu_time_and_copies_belong_to_the_range_of_their_call():
     }  # fmt: skip
 
 
-def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
+def test_replay_is_split_by_kernel_times_outside_graphs():
     eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 14))
     found = by("module", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
     columns = ("launches", "in_graphs", "gpu_total", "split")

@@ -127,7 +127,7 @@ def test_a_long_launch_has_its_own_clock():
 
 
 @pytest.mark.parametrize("end", [0, 10**9])
-def test_times_that_fit_no_clock_are_not_given(end):
+def test_times_outside_the_clock_are_omitted(end):
     data = np.frombuffer(saved(BLOCKS), SLOT).copy()
     data["end"] = np.arange(len(data)) * np.uint64(end)
     found = [records.make("function", id=4, name=NAME), MAP, forge.kernel(3, 4, NAME, 1)]
@@ -381,7 +381,7 @@ SAMPLE = forge.pack([*trace(BLOCKS)[:-1], forge.launches({4: 2}), *trace(BLOCKS)
 @pytest.mark.full
 @settings(max_examples=examples(15))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
-def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+def test_any_input_gives_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)
     for at, value in changes:
         data[at : at + len(value)] = value

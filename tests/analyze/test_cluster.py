@@ -213,7 +213,7 @@ def test_cluster_gives_the_same_answer(name, cluster, tmp_path):
 
 
 @pytest.mark.full
-def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
+def test_partial_files_children_and_copies(cluster, tmp_path):
     """Read a trace that names other traces (one of which is missing), a copy of it, a truncated trace, and a missing
     file.
     """

@@ -59,7 +59,7 @@ def test_host_waits_for_the_gpu():
 
 
 @pytest.mark.parametrize("takes", [30, 4])
-def test_a_copy_lasts_as_long_as_its_call_or_not(takes):
+def test_copy_may_outlast_its_call(takes):
     """The host waits for a copy that ends within its call, but not for a copy that outlasts it."""
     made = Made()
     for number in range(6):

@@ -318,7 +318,7 @@ def test_selection_omitting_work_is_reported(args, partial):
         assert told == (partial or (name == "startup" and bool(args)))
 
 
-def test_work_whose_call_is_not_known():
+def test_work_without_known_call():
     found = ask("idle", Made().run(0, 10).run(30, 10).segment())
     assert causes(found) == [("not known", None, 20.0, 1, 20.0)]
 

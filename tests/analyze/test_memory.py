@@ -220,7 +220,7 @@ def test_allocations_by_caller_outside_pytorch():
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
 
-def test_the_line_of_python_that_asked():
+def test_python_line_that_allocated():
     def python(number, *frames):
         told = [{"path": path, "offset": 0, "function": name, **line} for path, name, line in frames]
         return records.make("stack", id=number, frames=told)

@@ -94,7 +94,7 @@ def test_without_notes_there_are_only_calls(files):
     assert all(line.startswith(b"{") for line in plain)
 
 
-def test_launches_with_probes_are_not_said_to_be_none(tmp_path):
+def test_launches_with_probes_are_not_reported_as_none(tmp_path):
     segment = everything()
     probed = records.make("probed", id=1, kernel=1, function=1, thread=22, start=2000, device=0, stream=0,
                           grid=[1, 1, 1], block=[1, 1, 1], shared=0)  # fmt: skip

@@ -59,7 +59,7 @@ def test_occupancy_tail_and_imbalance():
 
 @settings(max_examples=examples(60))
 @given(st.lists(BLOCK, min_size=1, max_size=30))
-def test_busy_is_when_a_block_is_there(blocks):
+def test_busy_means_a_block_is_resident(blocks):
     clocks = {}
     for start, took, sm in blocks:
         clocks.setdefault(sm, set()).update(range(start, start + took))

@@ -503,7 +503,7 @@ def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
     assert row["time"] < 1300 * MS
 
 
-def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
+def test_rounds_launched_ahead_take_until_the_wait_ends():
     """Each graph launch takes 40 us on the host and runs for 600 us."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]

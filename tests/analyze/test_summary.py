@@ -423,7 +423,7 @@ def test_segment_with_only_a_process_record_is_ignored(tmp_path):
     assert [p["pid"] for p in found["processes"]] == [1]
 
 
-def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
+def test_torn_trace_counts_up_to_the_tear(tmp_path):
     data = forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)])))
     (tmp_path / "a.mp").write_bytes(data[:-5])
     (tmp_path / "b.mp").write_bytes(data.replace(b"\xa3pid\x0a", b"\xa3pid\x0b"))
@@ -571,7 +571,7 @@ SAMPLE = forge.pack(
 @pytest.mark.full
 @settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
-def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+def test_any_input_gives_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)
     for at, value in changes:
         data[at : at + len(value)] = value
