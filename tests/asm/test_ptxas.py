@@ -147,7 +147,7 @@ def test_a_module_may_say_where_its_lines_come_from(tool):
 
 
 @given(name=st.text(st.characters(), min_size=1), line=st.integers(1, 10**9))
-def test_any_name_of_a_probe_file_comes_back(name, line):
+def test_any_probe_file_name_round_trips(name, line):
     lines = [b"first", marked("add;", name, line).encode("ascii"), b"//@ x", b"; //@ :4", b"//@ a:b"]
     assert lines[1].count(b"\n") == 1
     assert reports._place(lines, 2, "m") == f"{name}:{line}"
