@@ -472,7 +472,7 @@ def test_a_recording_without_a_tag_is_refused(tmp_path):
         attach(tmp_path, "".join(lines))
 
 
-def test_the_command_line_comes_back_from_hex(tmp_path):
+def test_command_line_round_trips_through_hex(tmp_path):
     words = ["python3", 'a "b', "", "new\nline", "\udcff"]
     argv = "\0".join([*words, ""]).encode(errors="surrogateescape").hex()
     lines = [line if not line.startswith("argv") else f"argv 7 {argv}" for line in BEGIN]
