@@ -337,7 +337,7 @@ def test_names_with_line_feeds(tmp_path):
     assert line.split("  ")[5:] == ["q['\\n x']", "f", "a\\r b.py:7"]
 
 
-def test_a_probe_in_python_is_there_in_both_forms(tmp_path):
+def test_python_probe_exists_in_both_forms(tmp_path):
     text = """
 from neutrino import probe, Map
 import neutrino.language as nl

@@ -50,7 +50,7 @@ def array(layout, blocks, threads, value):
     return b"".join(struct.pack("<Q", 1) + one.ljust(layout.stride * layout.capacity, b"\0") for one in found)
 
 
-def test_warps_that_are_whole_are_where_readers_of_neutrino_expect_them(tmp_path):
+def test_full_warps_are_where_readers_of_neutrino_expect_them(tmp_path):
     map_ = forge.probe_map("block_sched", **FIELDS)
     data = array(MapLayout(map_), 3, 96, lambda block, warp: struct.pack("<QII", 100 * block + warp, 7, block))
     write(tmp_path / "r.bin", map_, 3, 96, data, 16)

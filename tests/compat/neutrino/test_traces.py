@@ -123,7 +123,7 @@ def test_results_of_gpt_neutrino_round_trip(tmp_path, map_, size, probe, threads
 
 
 @pytest.mark.parametrize("threads", [64, 70])
-def test_a_log_of_gpt_neutrino_comes_back_equal(tmp_path, threads):
+def test_log_of_gpt_neutrino_round_trips(tmp_path, threads):
     map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=1000, clock="u64", addr="u64")
     entries = [(unit, 100 + unit + nth, 4096 * nth + 8) for unit in range(2 * threads) for nth in range(unit % 4)]
     data = struct.pack("<Q", len(entries)) + b"".join(struct.pack("<QQQ", *one) for one in entries)
