@@ -149,7 +149,7 @@ def test_names_may_come_after_what_they_name(made, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_work_finds_its_call_whichever_comes_first(late, monkeypatch):
+def test_work_finds_its_call_in_either_order(late, monkeypatch):
     monkeypatch.setattr(correlate, "MOST", 100)
     matcher, random = correlate.Matcher(), np.random.default_rng(1)
     found = {}
