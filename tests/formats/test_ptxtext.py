@@ -152,7 +152,7 @@ def test_probes_go_into_it(program):
     assert [record["kernels"] for record in woven.kind("ptx")] == [["one"], ["two"]]
 
 
-def test_none_of_it_is_cut(program, tmp_path):
+def test_scanned_code_is_not_cut(program, tmp_path):
     path, _ = program
     names = tmp_path / "names"
     names.write_text("one\n")
