@@ -119,7 +119,7 @@ def test_demangled_name_matches_one_kernel(locate, name):
     assert (0 + 64 not in spans["b.so"]) == ("three" in name or name.startswith("one"))
 
 
-def test_the_name_itself_goes_before_what_it_may_be_short_for(locate):
+def test_exact_name_wins_over_abbreviation(locate):
     done = locate("two", data=segment(*library("a.so"), *library("c.so", ["two"])))
     assert (done.status, done.err) == (0, "")
     assert 64 not in cut(done)["c.so"]

@@ -460,7 +460,7 @@ def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
     assert locate(library, used=trace(*modules, records.make("function", id=1, module=1, name="k")))[0] == [0, 3]
 
 
-def test_names_that_are_nowhere_are_named(locate):
+def test_missing_names_are_reported(locate):
     _, done = locate(LIBRARY, "--allow-missing", used="k\nnowhere\nother\n", arch="sm_80")
     assert done.status == 0
     assert "used, but in no library: 'nowhere'" in done.err
