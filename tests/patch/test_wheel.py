@@ -245,7 +245,7 @@ def test_library_missing_from_record(wheel, tmp_path):
     assert "libtwo" not in done.err
 
 
-def test_a_member_comes_once(wheel, tmp_path):
+def test_member_is_listed_once(wheel, tmp_path):
     made = list(wire.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
     done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, twice)))
