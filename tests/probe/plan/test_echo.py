@@ -178,7 +178,7 @@ def test_the_stage_chooses_kernels_and_reports_faults():
     assert issubclass(MalformedError, GptError)
 
 
-def test_nothing_knows_of_it():
+def test_package_does_not_mention_the_back_end():
     """No file of the package mentions it, and it doesn't need the PTX back end."""
     for path in (ROOT / "gpt").rglob("*.py"):
         assert "EchoWeaving" not in path.read_text()

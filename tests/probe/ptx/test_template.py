@@ -81,7 +81,7 @@ def test_branches_share_a_shape_wherever_they_go():
     assert len(found) == 4
 
 
-def test_messages_name_what_is_there():
+def test_messages_name_existing_choices():
     woven = weave(
         kernel("ld.global.u32 %r1, [%rd1];\nld.global.b64 %rd5, [%rd1];\nld.global.b64 %rd6, [%rd1];\nret;"),
         "k",

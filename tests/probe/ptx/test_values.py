@@ -125,7 +125,7 @@ def test_helpers_read_packed_and_unpacked_values_of_mov(instruction, helper, mad
         ("call", "call f, ();", "IN1"),
     ],
 )
-def test_where_control_goes_is_not_an_operand(position, instruction, helper):
+def test_branch_target_is_not_an_operand(position, instruction, helper):
     with pytest.raises(LeftAlone, match=f"has no {helper}"):
         weave(kernel(f"{instruction}\nret;"), "k", [simple(position, f"cvt.u32.u64 %a, {helper};")])
 

@@ -99,7 +99,7 @@ def test_the_second_generation(tmp_path):
     assert access.level == "thread"
 
 
-def test_types_of_registers_that_nobody_declares(tmp_path):
+def test_undeclared_registers_have_no_type(tmp_path):
     text = """[map.m]
 type = "total"
 data = {n = "u64", least = "f32", now = "u64"}

@@ -58,7 +58,7 @@ def test_new_file_is_identical(tmp_path):
     assert Shipped().keys() == collect(count=False) | collect(count=True)
 
 
-def test_bodies_that_are_known_are_not_compiled_again(no_ptxas, monkeypatch, tmp_path):
+def test_cached_bodies_are_not_compiled_again(no_ptxas, monkeypatch, tmp_path):
     (tmp_path / "sched.toml").write_text((snippets.PROBES / "block_sched.toml").read_text())
     monkeypatch.setattr(snippets, "PROBES", tmp_path)
     path = tmp_path / "snippets"
