@@ -389,7 +389,7 @@ def test_printed_statements_parse_to_the_same_tree(nodes):
 
 @settings(max_examples=examples(60))
 @given(st.lists(functions | declarations, max_size=3))
-def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
+def test_programs_round_trip_and_the_scanner_splits_them_equally(nodes):
     program = tree.ModuleNode(tuple(nodes))
     data = str(program).encode("latin-1")
     assert parse.parse_module(data) == program
