@@ -10,7 +10,7 @@ from tests.runtime.hooked import Trace
 
 
 @pytest.mark.parametrize("sizes", [[0], [700000], [0, 1 << 30]], ids=["empty", "shorter", "long again"])
-def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
+def test_truncating_a_trace_is_harmless(tmp_path, sizes):
     """If another thread adds a chunk at that moment, the file has its length back, and no signal is sent."""
     cuts = "".join(f'assert(!truncate("{tmp_path}/t.mp", {size}));' for size in sizes)
     source = LOOP.replace(

@@ -368,7 +368,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_an_exit_waits_for_nobody_and_needs_little_stack(tmp_path, name):
+def test_exit_does_not_wait_and_needs_little_stack(tmp_path, name):
     program = hooked.compile_c(tmp_path / "client", ENDS.replace("DOING", ENDINGS[name]))
     done = hooked.run(tmp_path / "t.mp", program)
     assert (done.returncode, done.stderr) == (7, "")

@@ -264,7 +264,7 @@ def test_forked_child_keeps_the_state_of_its_parent(tmp_path):
     assert not children[0].of("recording")  # the second child was forked while its parent recorded
 
 
-def test_processes_that_cannot_be_asked(tmp_path, program):
+def test_unreadable_processes(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, **QUICK)
     for pid, fault in (
         (server.pid, "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'"),
@@ -395,7 +395,7 @@ def test_clients_that_say_nothing_or_nonsense(tmp_path, program):
 
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_other_users_are_not_obeyed(tmp_path, program):
+def test_requests_of_other_users_are_refused(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     code = """
 import os, socket, struct, sys
@@ -415,7 +415,7 @@ except OSError:
 
 
 @pytest.mark.parametrize("other", first("0", "1"))
-def test_peers_that_say_nothing_hold_nobody_up(tmp_path, program, other):
+def test_silent_peers_delay_no_one(tmp_path, program, other):
     """Any process can connect to an abstract name. Each such connection once blocked the socket for the 5 s in which a
     command may arrive.
     """

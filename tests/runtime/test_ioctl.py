@@ -111,7 +111,7 @@ def test_call_with_many_ioctls_is_their_parent(tmp_path, client):
     assert [r.get("parent") for r in trace.of("ioctl")].count(call["start"]) == 1000
 
 
-def test_without_the_option_there_are_none(tmp_path, client):
+def test_no_ioctl_records_without_the_option(tmp_path, client):
     assert devices(tmp_path, client).returncode == 0
     assert not Trace(tmp_path / "t.mp").of("ioctl")
 

@@ -533,7 +533,7 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
 
 
-def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_the_streams(tmp_path):
+def test_folder_replacing_the_stream_folder_is_untouched(tmp_path):
     """If TMPDIR has no sticky bit, anybody can put a folder or a link in place of ours. Root once created files
     wherever such a link led.
     """

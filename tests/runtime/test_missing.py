@@ -221,7 +221,7 @@ def test_no_more_than_a_few_lines(tmp_path):
     assert [name for name in trace.functions if name in names] == names
 
 
-def test_trying_what_is_not_there_is_quiet(tmp_path):
+def test_missing_candidates_are_skipped_silently(tmp_path):
     source = r"""
     int main(void) {
         begin();

@@ -381,7 +381,7 @@ def test_saved_image_replaced_by_another_user_is_rewritten(tmp_path, shape):
 
 
 @pytest.mark.full
-def test_a_saved_image_is_nobodys_where_users_have_no_numbers(tmp_path):
+def test_saved_image_has_no_owner_without_user_ids(tmp_path):
     """In a user namespace without a mapping, another user's file has the same user ID as the process."""
     if os.geteuid():
         pytest.skip("only root makes files of other users")

@@ -101,7 +101,7 @@ ODD = "overrides", "exceptions", "autograd", "transforms", "scripts", "compiled_
 
 @pytest.mark.full
 @pytest.mark.parametrize("names", [ODD, ("lives",)])  # Dynamo keeps modules until Python has ended
-def test_a_program_sees_nothing_of_it(tmp_path, names):
+def test_program_does_not_notice_the_hook(tmp_path, names):
     found = []
     for options in (("--layers", "-f"), ()):
         command = (python(), "-X", "dev", "-W", "ignore", PROGRAM.with_name("odd_modules.py"), *names)

@@ -195,7 +195,7 @@ def test_launches_without_a_free_buffer_are_counted_or_wait(tmp_path):
 
 
 @in_both_forms
-def test_streams_of_one_hash_are_known(tmp_path):
+def test_streams_with_equal_hashes_are_recognized(tmp_path):
     """In the past, the upper 12 bits of this hash gave each stream its only place in a table, so two streams could
     displace each other.
     """

@@ -164,7 +164,7 @@ def test_occupancy_that_was_asked_for(tmp_path, question, without):
     assert kernels(trace) == [0]
 
 
-def test_nothing_that_fits_less_comes_in_between(tmp_path):
+def test_no_launch_exceeds_the_reported_occupancy(tmp_path):
     """The first kernel with probes is loaded long before the second one."""
     ask = "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));"
     body = f"{ASK} {ask} assert(each == 8);"

@@ -315,7 +315,7 @@ def test_copies_stay_apart(layout):
     assert [line.split()[0] for line in lines] == ["from-app", "from-cop"]
 
 
-def test_folders_that_are_none(tmp_path):
+def test_files_in_place_of_folders(tmp_path):
     done = run(tmp_path, "true")
     assert done.returncode == 4
     assert done.stderr == f"gpt-hook: error: {tmp_path}/slim: No such file or directory\n"

@@ -152,7 +152,7 @@ def test_program_is_unaffected_if_its_report_cannot_be_written(tmp_path, loop):
         assert subprocess.run(line, stderr=full, check=False, preexec_fn=limited).returncode == 0
 
 
-def test_a_hole_is_passed_over(tmp_path, loop):
+def test_hole_is_skipped(tmp_path, loop):
     (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; truncate -s 1T {tmp_path}/t.mp; true")
     assert line.endswith(" 3 launches, 1 process, 1024 GiB"), line
 

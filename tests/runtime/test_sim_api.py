@@ -19,7 +19,7 @@ def constants(pattern: str) -> dict[str, int]:
     return {name: int(value, 0) for name, value in re.findall(rf"\b({pattern})\s*=\s*(\w+)", text)}
 
 
-def test_every_function_is_there():
+def test_every_function_exists():
     code = r"""
     found, status = c.c_void_p(), c.c_int()
     for name, suffix, version in re.findall(r"^[XP]\((\w+), (\w*), (\d+)", open(sys.argv[2]).read(), re.M):
