@@ -53,7 +53,7 @@ def test_guard_round_trips_and_changes_no_other_bits(word, predicate, negated):
 
 
 @given(WORDS, st.sampled_from(sorted(TARGETS)), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-def test_a_target_comes_back(word, form, place, target):
+def test_target_round_trips(word, form, place, target):
     changed = with_target(word, form, place * 16, target * 16)
     assert target_of(changed, form, place * 16) == target * 16
     assert with_target(changed, form, place * 16, target_of(word, form, place * 16)) == word
