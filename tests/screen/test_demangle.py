@@ -31,7 +31,7 @@ def test_endless_name_expansion_is_kept_as_it_is():
     assert time.monotonic() - start < 20
 
 
-def test_a_name_is_asked_about_once(monkeypatch):
+def test_name_is_looked_up_once(monkeypatch):
     asked = []
     monkeypatch.setattr(demangle, "_known", {})
     monkeypatch.setattr(demangle, "_size", 0)

@@ -29,7 +29,7 @@ def drawn(folder, columns, rows, *told, name="kernels"):
     return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]
 
 
-def test_the_longest_bars_come_first_and_those_that_nobody_sees_are_one(tmp_path):
+def test_longest_bars_come_first_and_invisible_ones_are_merged(tmp_path):
     rows = [(f"k{n}", 5) for n in range(31)] + [("none", None)]
     rows += [(LONG.format("mul"), 20_000), (LONG.format("add"), 3_000_000), ("_attn_fwd", 9_000)]
     texts = drawn(tmp_path, [NAME, TIME], rows)
@@ -53,7 +53,7 @@ def test_bars_of_several_parts_stay_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("small", "names"), [((4, 3), ["most 99.3 %", "2 others 0.7 %"]), ((4,), ["most 99.6 %", "s0 0.4 %"])]
 )
-def test_parts_of_a_bar_that_nobody_sees_are_one(small, names, tmp_path):
+def test_invisible_parts_of_a_bar_are_merged(small, names, tmp_path):
     rows = [("most", 1000), *((f"s{n}", value) for n, value in enumerate(small)), ("none", 0)]
     texts = drawn(tmp_path, [NAME, TIME], rows, plot("stack", "name", "time"))
     assert [text for text in texts if text.endswith(" %")] == names
