@@ -195,7 +195,7 @@ def test_a_fatbin_is_what_cuobjdump_reads(tmp_path, codec):
     assert (tmp_path / "libfoo.3.1.sm_80.ptx").read_text().split() == RICH.split()
 
 
-def test_a_fatbin_is_whole_or_not_there():
+def test_fatbin_is_complete_or_missing():
     done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90"))), "--fatbin", arch="sm_90,sm_80")
     assert done.status == 1 and not done.kind("fatbin") and len(done.kind("diag")) == 1
     assert "is for sm_90 and cannot be assembled for sm_80" in done.err

@@ -248,7 +248,7 @@ def test_a_program_is_not_looked_for(tmp_path):
 
 
 @pytest.mark.usefixtures("cold")
-def test_the_folder_goes_also_if_it_is_killed(tmp_path):
+def test_folder_is_removed_even_if_killed(tmp_path):
     data = forge.pack(launches(1, script(tmp_path, "#!/bin/sh\nsleep 5", "hook")))
     env = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env) as process:

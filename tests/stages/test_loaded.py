@@ -51,7 +51,7 @@ def test_libraries_with_gpu_code_of_all_processes(sample, tmp_path):
     )
 
 
-def test_one_file_of_several_names_comes_once(sample, tmp_path):
+def test_file_with_several_names_is_listed_once(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "a.so"))
     os.link(library, tmp_path / "b.so")
     (tmp_path / "c.so").symlink_to("a.so")

@@ -55,7 +55,7 @@ def test_it_needs_a_probe(image):
     assert (done.status, done.out, done.err) == (2, b"", NEEDED)
 
 
-def test_the_original_comes_along_on_request(image):
+def test_original_is_included_on_request(image):
     """`gpt-hook run --benchmark` and --memusage compare with this code."""
     done = weave("-p", "block_sched", "--original", data=segment(element(image)))
     assert [list(CubinEditor(record["original"]).kernels) for record in done.kind("cubin")] == [[b"sums"], [b"copy"]]
