@@ -34,7 +34,7 @@ def test_each_reason_has_a_text_and_an_advice_and_is_documented():
     assert "\n## Kernels without PTX\n" in (ROOT / "README.md").read_text()
 
 
-def test_each_code_that_is_used_is_in_the_table_and_each_in_it_is_used():
+def test_codes_in_use_equal_codes_in_the_table():
     found = {
         code
         for path in sources("runtime/hook", "runtime/common", "gpt/probe")
