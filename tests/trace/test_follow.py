@@ -94,7 +94,7 @@ def test_a_malformed_child_record_is_refused(write):
         followed(path)
 
 
-def test_a_process_is_what_its_segment_says_and_its_reader_asks_for():
+def test_process_has_the_requested_records_of_its_segment():
     library = records.make("library", path="l", size=5)
     calls = forge.calls([(5, 10, 1, 0)], thread=7)
     records_ = forge.trace(forge.api(1, "cuInit"), calls, library, pid=4) + forge.trace(library, end=False, pid=5)
