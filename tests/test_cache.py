@@ -205,7 +205,7 @@ print(os.geteuid(), kept.get(sys.argv[3]))
 
 
 @pytest.mark.parametrize("how", ["unmapped", "mapped"])
-def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
+def test_cache_requires_user_ids(how, tmp_path):
     """In a user namespace without a mapping, files of all users, including the caller, belong to 65534."""
     if os.geteuid():
         pytest.skip("only root becomes another user")

@@ -154,7 +154,7 @@ def test_nohup_is_respected():
     assert done.returncode == 3
 
 
-def test_messages_go_nowhere_when_nobody_listens():
+def test_messages_are_dropped_without_a_listener():
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *argv("raise errors.UsageError('x')")], cwd=TOP, timeout=60, check=False
     )
@@ -256,7 +256,7 @@ def test_files_are_read_one_after_the_other(tmp_path):
     )
 
 
-def test_calls_count_as_the_lines_that_they_become():
+def test_calls_are_counted_by_exported_lines():
     fields = [{"name": "v", "type": "u8", "offset": 0}]
     calls = wire.pack(records.make("calls", thread=1, fields=fields, stride=1, rows=b"abc"))
     done = run(PASS, "--json", data=HEADER + sync(1) + calls + END)

@@ -247,7 +247,7 @@ def answer(process, number):
     return found
 
 
-def test_as_a_coprocess_it_answers_when_asked(stage, work):
+def test_coprocess_answers_on_request(stage, work):
     header, *middle, end = read(work)
 
     def ask(data, number):
@@ -476,7 +476,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 
 @alike
-def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
+def test_text_to_a_pipe_or_file_on_request(stage, work, folder):
     """Sinks always write text; other stages do with --table. A table has no colours, and 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
@@ -503,7 +503,7 @@ def test_a_text_and_json_are_two_forms(stage):
 
 
 @alike
-def test_help_comes_at_once(stage):
+def test_help_is_fast(stage):
     times = []
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -167,7 +167,7 @@ def test_a_workload_says_what_it_used(tmp_path):
     assert 1 << 20 < facts["mapped"] < facts["resident"]
 
 
-def test_every_workload_is_there():
+def test_every_workload_exists():
     for module, function in workload.WORK.values():
         assert f"def {function}(" in (ROOT / "tests" / "gpu" / f"{module}.py").read_text()
     assert workload.WORK.keys() == debloat.WORKLOADS.keys() == table.TITLES.keys()

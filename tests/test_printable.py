@@ -69,7 +69,7 @@ def on_terminal(code, *args):
     return data.decode()
 
 
-def test_progress_shows_a_name_without_what_is_in_it():
+def test_progress_escapes_the_name():
     code = """
 import sys
 from gpt.base import messages
