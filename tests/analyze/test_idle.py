@@ -123,7 +123,7 @@ def test_kernels_that_are_shorter_than_their_launches():
     assert causes(found) == [("launch pace", None, 50.0, 10, 5.0)]
     assert doing(found) == {("host code", None): 10.0, ("cuLaunchKernel", None): 40.0}
     assert found.rows["verdict"][0]["told"] == (
-        "launch-bound: kernels of 3.00us behind launches of 8.00us; a CUDA graph would save at most 60.2 %; "
+        "launch-bound: kernels take 3.00us, but are launched every 8.00us; a CUDA graph would save at most 60.2 %; "
         "'gpt-analyze launches' lists them"
     )
 

@@ -42,7 +42,7 @@ def test_warps_alone_and_with_other_kernels():
     assert (sum(row["alone"] for row in times), sum(row["shared"] for row in times)) == (3, 4)
     near = {row["time"]: row["shared"] for row in times if row["shared"]}
     assert sum(count for time, count in near.items() if 90 < time < 110) == 2  # both take 100 ns
-    assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 beside others; tail: ")
+    assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 sharing the GPU; tail: ")
 
 
 def test_warps_with_another_process_on_the_same_gpu():

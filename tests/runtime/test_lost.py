@@ -158,7 +158,7 @@ def test_a_setuid_program(tmp_path, folder):
     os.chown(program, 2001, 2001)
     program.chmod(0o4755)
     _, lines = said(tmp_path, "sh", "-c", f"{program}; true")
-    what = f"from {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+    what = f"from {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' after it"
     assert lines == [f"warning: {NOT_WRITTEN}nothing was recorded {what}"]
 
 

@@ -195,7 +195,7 @@ def test_buffers_next_to_a_trace_are_missing(tmp_path):
     segment = launches(1)
     segment[5] = {key: value for key, value in segment[5].items() if key != "data"} | {"path": "t.mp.buffers"}
     done = dump(tmp_path, [segment], "--dumps", "d")
-    assert b"a buffer is in a file beside the trace: launches are not dumped" in done.stderr
+    assert b"a buffer is in a file next to the trace: launches are not dumped" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", [{"at": 4}, {"map": -1}, {"size": "x"}])
