@@ -40,6 +40,7 @@ struct woven_map {
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
+    uint64_t ring;      // bytes of a ring's room, of which each unit claims one; 0 for other maps
     bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
     bool reducible;     // reduce.c can add up what it holds
     struct woven_field *fields; // if it's reducible, and not a histogram
