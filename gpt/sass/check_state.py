@@ -214,8 +214,8 @@ class TrampolineCheck:
         return self._follow(index, part, state) if flows or written & gathering else ((index + 1, state),)
 
     def _find_busy(self, flight: InFlight, usable_at_site: int) -> tuple[int, int]:
-        """Return the registers that earlier instructions may still write, except those that the site has waited for,
-        and all that are in flight.
+        """Return the registers that earlier instructions may still write when a snippet reads them, and all that are in
+        flight. The site has waited for the registers in `usable_at_site`.
         """
         if self._busy[0] is not flight:
             self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited

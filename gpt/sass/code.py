@@ -199,7 +199,7 @@ class Code:
         self.__dict__["masks"] = masks
 
     def differences(self, other: Code) -> list[int]:
-        """Return the indexes of words that differ from those of another Code, as far as both have words."""
+        """Compare two Codes up to the end of the shorter one. Return the indexes of words that differ."""
         return _differences(self._array, other._array)
 
     @cached_property

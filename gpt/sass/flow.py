@@ -303,9 +303,8 @@ def release(state: InFlight, code: Code, index: int) -> InFlight:
 
 
 def _unseen(code: Code, index: int) -> tuple[int, int]:
-    """Return the registers that an instruction doesn't wait for, even if it waits for their barriers: those that the
-    previous word reads, and those that it writes, if a barrier that it set less than SHORTEST cycles before doesn't
-    show that yet.
+    """Return the registers that the previous word reads, and the ones it writes, if the instruction doesn't wait for
+    them although it waits for their barrier: set less than SHORTEST cycles before, it doesn't show anything yet.
     """
     stalls, write_barriers, read_barriers, waits = code.controls
     last = index - 1
