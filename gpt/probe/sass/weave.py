@@ -83,8 +83,8 @@ def weave(
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector, which took up to a seventh of the time. A kernel leaves at most some thousand objects
-    in cycles, which it finds afterwards.
+    """Pause the garbage collector, which took up to a seventh of the time. A kernel leaves some thousand objects in
+    cycles at most, which it finds afterwards.
     """
     was_enabled = gc.isenabled()
     gc.disable()
