@@ -83,7 +83,7 @@ _TWICE = (
     ],
 )
 def test_paths_meet_where_a_register_is_read_by_one_of_two_instructions(last, expected):
-    """Awaiting a load's result is enough for its operands, although another instruction reads them on the other path."""
+    """Awaiting a load's result is enough for its operands, even if another instruction also reads them on one path."""
     assert {(kind, at) for kind, at in find(*_TWICE, *last) if kind == READ} == expected
 
 
