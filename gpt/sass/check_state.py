@@ -202,9 +202,7 @@ class TrampolineCheck:
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return the registers that the first moved instruction reads and no moved instruction wrote. They have arrived
-        once all barriers that it waits for have been awaited.
-        """
+        """Return what the first moved instruction reads and no moved one wrote; it arrives once its barriers do."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:
