@@ -41,8 +41,8 @@ from gpt.sass.masks import EVERY_REGISTER, STARTS, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-# Their results need no barriers, so the table may not say that their latency varies, but their operands do. WARPGROUP.
-# DEPBAR, which isn't followed, announces those of HGMMA. A BAR may read the number of a block barrier from a register.
+# Their results need no barriers, so the table may not say that their latency varies, but their operands do. For
+# HGMMA, WARPGROUP.DEPBAR announces them, which isn't followed. BAR may have its number in a register.
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"BAR", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
 _HELD = ~(127 << STARTS.P | 127 << STARTS.UP)  # predicates are read when an instruction issues
 _MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]

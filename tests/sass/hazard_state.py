@@ -29,9 +29,9 @@ class State(NamedTuple):
     `readers` are the operands by the order in which instructions read them (hazards.py's _order); it may
     have more than are still being read.
 
-    `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order. They
-    are told apart by the barrier that announces them, since a register may be an operand of two instructions: it's one
-    number, as `packed_reads`. `arrived` is the same for results, but doesn't tell them apart.
+    `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order. Two
+    instructions may read one register, so this is a number like `packed_reads`, with a part for each barrier that
+    announces operands. `arrived` is the same for results, but as a single set.
     """
 
     writes: tuple[int, ...] = NONE
