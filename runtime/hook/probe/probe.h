@@ -712,8 +712,8 @@ struct waited {     // the work that a call of the program has waited for
     uint32_t thread;
 };
 void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
-// Drain the slabs of a context, or with 0, of all contexts, and wait for them, but not for a driver that
-// takes a minute.
+// Drain the slabs of a context, or of all contexts if it's 0, and wait until that's done. Give up on a driver
+// that takes a minute.
 void hook_drain_all(enum moment moment, uint64_t context);
 
 // The process is ending, possibly in a signal handler that has interrupted a driver call: report buffers that
