@@ -10,7 +10,7 @@ For each of its instructions, the following is known (State):
   else makes it so: saving is proven, not assumed. A uniform register that the kernel names must be in a copy before a
   snippet writes it, and be restored before the kernel's code runs, live or not, because another lane may need it.
 - `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
-- `pending`: results of fixed latency that haven't arrived.
+- `pending`: results of fixed latency that haven't arrived. `awaited`: all barriers that words have waited for.
 - `meetings`: BSSYs whose BSYNC is still to come.
 
 Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
@@ -64,6 +64,7 @@ class TrampolineCheck:
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
+        self._site_waits = around.original.code.controls.waits[trampoline.sources[0]]
         self.ends: list[State] = []
 
     def run(self) -> list[Fault]:
@@ -119,10 +120,12 @@ class TrampolineCheck:
                 self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
             if isinstance(part, Inserted):
                 self._enter(index, number, part, state)
-            state = State(*state[:4], NOTHING, state.pending, (), number)
+            state = State(*state[:4], NOTHING, state.pending, (), number, state.awaited)
         if isinstance(part, Inserted):
             return self._insert(index, part, number, state)
-        return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index)))
+        awaited = state.awaited | self.code.controls.waits[index]
+        state = state._replace(kernel=release(state.kernel, self.code, index), awaited=awaited)
+        return self._move(index, part, state)
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
@@ -145,7 +148,7 @@ class TrampolineCheck:
         around, code, known = self.around, self.code, self._known
         words, end, joins = code.words, part.start + part.length, around.joins
         beyond, shared = self._beyond | STACK_POINTER, self._shared
-        own, defined, copies, flight, ours, pending, meetings, _ = state
+        own, defined, copies, flight, ours, pending, meetings, _, awaited = state
         usable_at_site, next_live = self._facts[number]
         gathering = 0  # the barriers in `meetings`
         for meeting in meetings:
@@ -153,7 +156,7 @@ class TrampolineCheck:
         held = holders(copies)
         clock, late = 0, list(pending)  # their cycles left become the cycle in which they arrive
         late_named = union(mask for mask, _, _ in pending)
-        arriving, busy = self._find_busy(flight, usable_at_site)
+        arriving, busy = self._find_busy(flight, usable_at_site, awaited)
         started, in_use = NOTHING, 0
         while True:
             word = known.get(words[index]) or find_facts(code[index], code.table)
@@ -169,10 +172,11 @@ class TrampolineCheck:
                 self._fault(
                     index, "shared", written & shared & ~kept, "is named by the kernel, and other lanes may need it"
                 )
+            awaited |= wait
             if flight is not NOTHING:
                 if wait:
                     flight = release(flight, code, index)
-                    arriving, busy = self._find_busy(flight, usable_at_site)
+                    arriving, busy = self._find_busy(flight, usable_at_site, awaited)
                 if read & arriving | written & busy:
                     self._fault(index, "in flight", read & arriving | written & busy, "is still being read or written")
             if late_named & named:
@@ -210,21 +214,22 @@ class TrampolineCheck:
                 break
             index += 1
         pending = frozenset((mask, due - clock, other) for mask, due, other in late if due > clock)
-        state = State(own, defined, copies, flight, ours, pending, meetings, number)
+        state = State(own, defined, copies, flight, ours, pending, meetings, number, awaited)
         return self._follow(index, part, state) if flows or written & gathering else ((index + 1, state),)
 
-    def _find_busy(self, flight: InFlight, usable_at_site: int) -> tuple[int, int]:
+    def _find_busy(self, flight: InFlight, usable_at_site: int, awaited: int) -> tuple[int, int]:
         """Return the registers that earlier instructions may still write when a snippet reads them, and all that are in
-        flight. The site has waited for the registers in `usable_at_site`.
+        flight. Registers in `usable_at_site` have arrived once the site's barriers are `awaited`.
         """
         if self._busy[0] is not flight:
             self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited
         _, arriving, busy = self._busy
-        return arriving | flight.late & ~usable_at_site, busy
+        missing = flight.late & ~usable_at_site if not self._site_waits & ~awaited else flight.late
+        return arriving | missing, busy
 
     def _find_facts(self) -> list[tuple[int, int]]:
         """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
-        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
+        moved instruction wrote: they arrive once its barriers do. The second one has the registers that are live at the
         kernel's next instruction.
         """
         kernel, parts = self.around.original, self.trampoline.parts
