@@ -165,7 +165,11 @@ class CubinEditor:
         names = bytes(self.content(strings))
         room = SPACE + 2 * len(self.data)  # malicious names may share bytes
         out: dict[bytes, int] = {}
+        seen: set[int] = set()
         for number, start in zip(numbers, starts.tolist(), strict=True):
+            if start in seen:  # such as the empty headers of removed sections
+                continue
+            seen.add(start)
             end = names.find(0, start)
             room -= end - start
             if end < 0 or room < 0:

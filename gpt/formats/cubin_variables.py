@@ -20,11 +20,12 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from gpt.formats.code_moves import iter_relocations
+from gpt.formats.code_moves import has_addends, iter_relocations
 from gpt.formats.cubin import STT_OBJECT
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
@@ -64,6 +65,20 @@ class Constant(NamedTuple):
     holds_address: bool
 
 
+class _Row(NamedTuple):
+    """A relocation. The addend is None if it's in the place itself."""
+
+    offset: int
+    type: int
+    symbol: int
+    addend: int | None
+
+
+def _rows(table: np.ndarray) -> Iterator[_Row]:
+    addends = table["addend"].astype("<i8").tolist() if has_addends(table) else repeat(None, len(table))
+    return map(_Row, *(table[key].tolist() for key in ("offset", "type", "symbol")), addends)
+
+
 class Variables:
     """The variables of a cubin. Raises CannotEdit."""
 
@@ -73,10 +88,9 @@ class Variables:
         strings = bytes(cubin.content(int(cubin.sections["link"][cubin.table])))
         symbols = cubin.symbols
         found = np.flatnonzero((symbols["info"] & 15 == STT_OBJECT) & (symbols["shndx"] != 0) & (symbols["size"] != 0))
-        self._all = [
-            Variable(_read_name(strings, int(one["name"])), int(one["shndx"]), int(one["value"]), int(one["size"]))
-            for one in symbols[found]
-        ]
+        self._kinds, self._sections, self._starts = (symbols[key].tolist() for key in ("info", "shndx", "value"))
+        columns = (symbols[key][found].tolist() for key in ("name", "shndx", "value", "size"))
+        self._all = [Variable(_read_name(strings, name), *rest) for name, *rest in zip(*columns, strict=True)]
         self._at = dict(zip(found.tolist(), self._all, strict=True))
         self._ordered = sorted(self._all, key=lambda one: (*_place_of(one), one.size))
 
@@ -88,12 +102,12 @@ class Variables:
             if not self._name_of(target).startswith(ADDRESSES):
                 continue
             kept = np.ones(len(table), bool)
-            for index, one in enumerate(table):
+            for index, one in enumerate(_rows(table)):
                 found = self._find(one)
                 if found is None or not self._is_shared(found[0]):
                     continue
                 variable, distance = found
-                if int(one["type"]) != ADDRESS:
+                if one.type != ADDRESS:
                     raise CannotEdit(f"the address of '{variable.name}' is needed in an unknown form")
                 freed.append(self._free(variable, distance, target, one))
                 kept[index] = False
@@ -110,7 +124,7 @@ class Variables:
         number = self._cubin.numbers.get(CONSTANTS)
         if number is None:
             return []
-        patched = sorted(int(one["offset"]) for _, _, table in iter_relocations(self._cubin, number) for one in table)
+        patched = sorted(at for _, _, table in iter_relocations(self._cubin, number) for at in table["offset"].tolist())
         return [
             Constant(one, bisect_right(patched, one.start - 8) < bisect_left(patched, one.start + one.size))
             for one in self._all
@@ -130,21 +144,19 @@ class Variables:
             ONLY_READ
         )
 
-    def _find(self, relocation: np.void) -> tuple[Variable, int] | None:
+    def _find(self, relocation: _Row) -> tuple[Variable, int] | None:
         """Return the variable to which a relocation refers, and the distance from its start, or None if it doesn't
         refer to a variable.
         """
-        number, symbols = int(relocation["symbol"]), self._cubin.symbols
-        distance = int(relocation["addend"].astype("<i8")) if "addend" in (relocation.dtype.names or ()) else 0
-        if number >= len(symbols):
+        number, distance = relocation.symbol, relocation.addend or 0
+        if number >= len(self._kinds):
             raise CannotEdit("a symbol beyond the symbol table is used")
         if number in self._at:
             return self._at[number], distance
-        symbol = symbols[number]
-        if symbol["info"] & 15 != STT_SECTION:
+        if self._kinds[number] & 15 != STT_SECTION:
             return None
-        place = int(symbol["value"]) + distance
-        section = int(symbol["shndx"])
+        place = self._starts[number] + distance
+        section = self._sections[number]
         before = bisect_right(self._ordered, (section, place), key=_place_of)
         one = self._ordered[before - 1] if before else None
         if one and one.section == section and place < one.start + one.size:
@@ -153,26 +165,26 @@ class Variables:
             raise CannotEdit("it uses a variable without a name")
         return None
 
-    def _free(self, variable: Variable, distance: int, target: int, relocation: np.void) -> Freed:
-        offset, content = int(relocation["offset"]), self._cubin.editable(target)
+    def _free(self, variable: Variable, distance: int, target: int, relocation: _Row) -> Freed:
+        offset, content = relocation.offset, self._cubin.editable(target)
         if offset % 8 or not 0 <= offset <= len(content) - 8:
             raise CannotEdit(f"the address of '{variable.name}' is needed at {offset:#x}")
-        if "addend" in (relocation.dtype.names or ()):
+        if relocation.addend is not None:
             struct.pack_into("<q", content, offset, distance)
         return Freed(variable, target, offset)
 
     def _check_code(self, section: int) -> None:
         """Raise CannotEdit if there are addresses in instructions of the kernel, or of functions that it may call."""
         for target, table in self._iter_code(section):
-            for one in table:
+            for one in _rows(table):
                 found = self._find(one)
                 if found and self._name_of(found[0].section).startswith((b".nv.global", CONSTANTS)):
-                    where = f"{int(one['offset']):#x} of {self._name_of(target).decode('utf-8', 'replace')}"
+                    where = f"{one.offset:#x} of {self._name_of(target).decode('utf-8', 'replace')}"
                     raise CannotEdit(f"an instruction has the address of '{found[0].name}' in it, at {where}")
 
     def _iter_code(self, section: int) -> Iterator[tuple[int, np.ndarray]]:
         cubin = self._cubin
-        kernels = {int(cubin.symbols["shndx"][number]) for number in cubin.kernels.values()} - {section}
+        kernels = {self._sections[number] for number in cubin.kernels.values()} - {section}
         for _, target, table in iter_relocations(cubin):
             is_code = cubin.sections["flags"][target] & SHF_EXECINSTR
             name = self._name_of(target)

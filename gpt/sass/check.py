@@ -112,7 +112,7 @@ def _amend(original: Kernel, new: Kernel, declaration: Declaration) -> Kernel:
     }
     for index in declaration.amended:
         word = new.code.words[moved.get(index, index)]
-        if not compare_amended(word, words[index], original.code[index].entry):
+        if not compare_amended(word, words[index], original.code.entry(index)):
             changed[index] = word
     return original.with_controls(changed) if changed else original
 
@@ -150,9 +150,12 @@ def _has_branch_back(original: Kernel, trampoline: Trampoline) -> bool:
     last = trampoline.parts[-1]
     if isinstance(last, Inserted) or not 0 <= last.source < len(original.code):
         return True
+    name = original.code.entry(last.source).name
+    if name not in ("EXIT", "BRA"):
+        return True
     one = original.code[last.source]
-    unguarded = one.name == "EXIT" and len(trampoline.sources) == 1  # the branch to it may have the guard instead
-    return not (one.name in ("EXIT", "BRA") and (unguarded or not is_conditional(one)))
+    unguarded = name == "EXIT" and len(trampoline.sources) == 1  # the branch to it may have the guard instead
+    return not unguarded and is_conditional(one)
 
 
 def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> Iterator[Finding]:
@@ -162,24 +165,25 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
     if len(set(sources)) != len(sources):
         yield Finding(0, "places", "two trampolines for one instruction")
     old_words, new_words = original.code.words, new.code.words
-    for index in {index for index, word in enumerate(old_words) if word != new_words[index]} | replaced.keys():
+    for index in {*new.code.differences(original.code)} | replaced.keys():
         word, was = new_words[index], old_words[index]
         if index in replaced:
-            branch = make_branch(index, replaced[index].start, original.code.table.arch.branch)
-            guarded = make_branch(index, replaced[index].start, original.code.table.arch.branch, was)
+            start, form = replaced[index].start, original.code.table.arch.branch
+            branch = make_branch(index, start, form)
             control, before = control_of(word), control_of(was)
             is_branch = not (word ^ branch) & ~CONTROL or (
-                _is_guarded_exit(original, replaced[index]) and not (word ^ guarded) & ~CONTROL
+                _is_guarded_exit(original, replaced[index])
+                and not (word ^ make_branch(index, start, form, was)) & ~CONTROL
             )
             if not is_branch or control.write_barrier != 7 or control.read_barrier != 7 or control.reuse:
                 yield Finding(index, "places", "it isn't the branch to its trampoline")
-            elif control.stall < (before.stall if original.code[index].name == "EXIT" else 1):
+            elif control.stall < (before.stall if original.code.entry(index).name == "EXIT" else 1):
                 yield Finding(index, "places", "the branch stalls less than it must")
             elif (word ^ branch) & ~CONTROL and before.wait & ~control.wait:
                 yield Finding(index, "places", "the branch has the guard, but doesn't wait for it")
         elif index not in declaration.amended:
             yield Finding(index, "places", "it was changed, but isn't declared")
-        elif text := compare_amended(word, was, original.code[index].entry):
+        elif text := compare_amended(word, was, original.code.entry(index)):
             yield Finding(index, "places", text)
     inside = [False] * len(new_words)
     for trampoline in declaration.trampolines:
@@ -225,8 +229,8 @@ def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding
         for source in trampoline.sources:
             if source != trampoline.sources[0] and source in targets:
                 yield Finding(source, "places", "something jumps among the replaced instructions")
-            if source in collecting or code[source].name in UNMOVABLE:
-                yield Finding(source, "places", f"{code[source].name} can't be moved from here")
+            if source in collecting or code.entry(source).name in UNMOVABLE:
+                yield Finding(source, "places", f"{code.entry(source).name} can't be moved from here")
 
 
 def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended: frozenset[int]) -> Iterator[Finding]:
@@ -238,13 +242,15 @@ def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended:
     for number, part in enumerate(trampoline.parts):
         if isinstance(part, Inserted):
             now = words[part.start : part.start + part.length]
-            yield from (Finding(part.start + k, "words", text) for k, text in compare_inserted(now, part, table))
-            if not has_guard_of_site(trampoline, number, original.code):
+            for k, text in compare_inserted(now, part, table):
+                yield Finding(part.start + k, "words", text)
+            if part.guard is not None and not has_guard_of_site(trampoline, number, original.code):
                 yield Finding(part.start, "words", "a guard that no moved instruction has here")
         else:
-            was = original.code[part.source]
-            word = with_announcements(was.word, words[part.start], was.entry) if part.source in amended else was.word
-            text = compare_moved(words[part.start], part.start, word, part.source, was.entry, has_guard_on_branch)
+            word, entry = original.code.words[part.source], original.code.entry(part.source)
+            if part.source in amended:
+                word = with_announcements(word, words[part.start], entry)
+            text = compare_moved(words[part.start], part.start, word, part.source, entry, has_guard_on_branch)
             if text:
                 yield Finding(part.start, "moved", text)
     if _has_branch_back(original, trampoline):

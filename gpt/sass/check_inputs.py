@@ -22,19 +22,22 @@ from gpt.sass.woven import Inserted, Moved, Trampoline
 
 
 def iter_missing(part: Inserted, code: Code, given: int, known: int, own: int) -> Iterator[tuple[int, str]]:
-    """Yield registers that a snippet reads, but shouldn't, with the reason.
+    """Yield registers that a snippet reads, but shouldn't, with the reason. There may be none of them.
 
     `given` are its inputs, all registers in `known` have a value, and `own` have the kernel's value.
     """
-    yield given & ~known, "is read, but nobody has written it"
+    if given & ~known:
+        yield given & ~known, "is read, but nobody has written it"
     guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
-    yield guard & ~own, "is the guard, but no longer what it was"
     missing = written = 0
-    for masks in code.masks[part.start : part.start + part.length]:
-        missing |= masks.reads & ~written
-        written |= masks.writes
-    yield written & guard, "is the guard, and overwritten"
-    yield missing & ~(given | guard), "is read, but isn't an input"
+    for reads, writes, *_ in code.masks[part.start : part.start + part.length]:
+        missing |= reads & ~written
+        written |= writes
+    if guard:
+        yield guard & ~own, "is the guard, but no longer what it was"
+        yield written & guard, "is the guard, and overwritten"
+    if missing & ~(given | guard):
+        yield missing & ~(given | guard), "is read, but isn't an input"
     if given.bit_count() != pack(part.snippet.inputs).bit_count():
         yield pack(part.snippet.inputs), "of the snippet is an input without a name"
 

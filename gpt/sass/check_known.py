@@ -14,6 +14,7 @@ from gpt.sass.code import Code
 from gpt.sass.flow import Flights, InFlight
 from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS
+from gpt.sass.words import SIZE
 from gpt.sass.woven import Declaration
 
 KERNEL = -1  # the part that's the kernel's own code
@@ -87,6 +88,14 @@ class Surroundings:
     def shared(self) -> int:
         """The registers that the lanes of a warp share and the kernel names."""
         return self.original.named & SHARED
+
+    @cached_property
+    def joins(self) -> set[int]:
+        """The instructions behind the kernel to which others there may jump."""
+        code, first = self.new, len(self.original.code)
+        branches = {number for number, decoder in code.used.items() if decoder.entry.name == "BRA"}
+        found = {code[index].target for index in range(first, len(code)) if code.opcodes[index] in branches}
+        return {target // SIZE for target in found if target is not None}
 
     def needed(self, index: int) -> int:
         """Return the registers that must have the kernel's own values at one of its instructions: live registers, and

@@ -24,6 +24,7 @@ Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the 
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
 KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # these make copies: STL, MOV, P2R, and IADD3 with a uniform register
+RESTORERS = {0x983, 0x202, 0x804, 0x2CA}  # these restore registers: LDL, MOV, R2P and R2UR
 _WIDTH, _PLAIN = 7 << 9, {0, 1 << 20}  # in the upper half of these: [R1+offset], with the usual cache policy or none
 
 
@@ -59,6 +60,8 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
 
 def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
     """Return the registers whose old values a snippet's instruction restores."""
+    if one.opcode not in RESTORERS:
+        return 0
     found = 0
     register = bits(one.word, 16, 8)
     if one.name == "LDL" and one.guard.always:
@@ -75,6 +78,14 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
     return found
 
 
+def holders(copies: frozenset[Copy]) -> int:
+    """Return the registers that hold copies."""
+    found = 0
+    for place, number, _ in copies:
+        found |= 1 << number if place == "R" else 0
+    return found
+
+
 def _slot(word: int) -> tuple[int, int]:
     """Return the offset and size in bytes of a local memory access."""
     offset = bits(word, 40, 24)
@@ -88,15 +99,19 @@ def _is_copy(one: Instruction) -> bool:
 
 def _saved_uniform(one: Instruction) -> int | None:
     """If an instruction is IADD3 R, RZ, UR, RZ, return the uniform register that it copies. Otherwise, return None."""
+    if one.opcode != 0xC10:
+        return None
     plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xFFFE0FF
-    is_sum = one.opcode == 0xC10 and plain and bits(one.word, 24, 8) == 255 and not bits(one.word, 38, 26)
+    is_sum = plain and bits(one.word, 24, 8) == 255 and not bits(one.word, 38, 26)
     return STARTS.UR + bits(one.word, 32, 6) if is_sum else None
 
 
 def _restored_uniform(one: Instruction) -> int | None:
     """If an instruction is R2UR UR, R, return the uniform register that it sets. Otherwise, return None."""
+    if one.opcode != 0x2CA:
+        return None
     plain = one.guard.always and one.word >> 64 & _MODIFIERS == 0xE0000
-    is_plain = one.opcode == 0x2CA and plain and not bits(one.word, 32, 32) and not bits(one.word, 22, 2)
+    is_plain = plain and not bits(one.word, 32, 32) and not bits(one.word, 22, 2)
     return STARTS.UR + bits(one.word, 16, 6) if is_plain else None
 
 
@@ -117,11 +132,15 @@ def _saved_predicates(one: Instruction) -> int:
     """If an instruction is P2R R, PR, RZ, MASK, return the predicates that it saves, one bit each. Otherwise,
     return 0.
     """
+    if one.opcode != 0x803:
+        return 0
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS and bits(one.word, 24, 8) == 255
-    return bits(one.word, 32, 7) if one.opcode == 0x803 and plain and not bits(one.word, 39, 25) else 0
+    return bits(one.word, 32, 7) if plain and not bits(one.word, 39, 25) else 0
 
 
 def _restored_predicates(one: Instruction) -> int:
     """If an instruction is R2P PR, R, MASK, return the predicates that it sets, one bit each. Otherwise, return 0."""
+    if one.opcode != 0x804:
+        return 0
     plain = one.guard.always and not one.word >> 64 & _MODIFIERS
-    return bits(one.word, 32, 7) if one.opcode == 0x804 and plain and not bits(one.word, 39, 25) else 0
+    return bits(one.word, 32, 7) if plain and not bits(one.word, 39, 25) else 0

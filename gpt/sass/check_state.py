@@ -29,8 +29,8 @@ from heapq import heappop, heappush
 
 from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
-from gpt.sass.check_saves import find_restored, is_slot, keep_copies
-from gpt.sass.check_time import iter_hazards, pass_time, union
+from gpt.sass.check_saves import find_restored, holders, is_slot, keep_copies
+from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
 from gpt.sass.check_words import rename
 from gpt.sass.flow import NOTHING, InFlight, issue, release
@@ -53,17 +53,17 @@ class TrampolineCheck:
         self.around = around
         self.trampoline = trampoline
         self.code = around.new
+        self.back = trampoline.sources[-1] + 1
         self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
-        self._facts: dict[int, tuple[int, int]] = {}
+        self._facts = self._find_facts()
         self._known = self.code.table.memo(FACTS)
         self._beyond, self._shared = ~around.usable, around.shared
         self._busy: tuple[InFlight, int, int] = NOTHING, 0, 0
         self.reads = self.saved = 0
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
-        self.back = trampoline.sources[-1] + 1
         self._site_waits = around.original.code.controls.waits[trampoline.sources[0]]
         self.ends: list[State] = []
 
@@ -112,17 +112,19 @@ class TrampolineCheck:
             return ()
         part = self.trampoline.parts[number]
         if state.part != number:
-            rest = release(state.ours, self.code, index)
-            self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
-            self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
+            if state.ours is not NOTHING:
+                rest = release(state.ours, self.code, index)
+                self._fault(index, "scoreboard", rest.after_waiting(0), "isn't awaited where a part ends")
+                self._fault(index, "scoreboard", rest.unawaited, "is read by something that no barrier announces")
             if state.meetings:
                 self.faults.append((index, "lanes", "a part ends between BSSY and BSYNC"))
             if isinstance(part, Inserted):
                 self._enter(index, number, part, state)
-            state = state._replace(ours=NOTHING, part=number, meetings=())
-        if waits := self.code.controls.waits[index]:
-            state = state._replace(kernel=release(state.kernel, self.code, index), awaited=state.awaited | waits)
-        return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
+            state = State(*state[:4], NOTHING, state.pending, (), number, state.awaited)
+        if isinstance(part, Inserted):
+            return self._insert(index, part, number, state)
+        awaited = state.awaited | self.code.controls.waits[index]
+        return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index), awaited=awaited))
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
@@ -141,73 +143,107 @@ class TrampolineCheck:
             self._fault(index, "undefined", mask, text)
 
     def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
-        word = self._word(index)
-        _, read, written, named, *_ = word
-        around = self.around
-        if word.is_forbidden:
-            self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
-            return ()
+        """Run words of a snippet up to a place where paths may meet or part. Return the states after them."""
+        around, code, known = self.around, self.code, self._known
+        words, end, joins = code.words, part.start + part.length, around.joins
+        beyond, shared = self._beyond | STACK_POINTER, self._shared
         own, defined, copies, flight, ours, pending, meetings, _, awaited = state
-        usable_at_site, next_live = self._facts_of(number)
-        if named & self._beyond or written & STACK_POINTER:
-            self._fault(index, "count", named & self._beyond, "is beyond the register count")
-            self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
-        if shared := written & self._shared:
-            kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
-            self._fault(index, "shared", shared & ~kept, "is named by the kernel, and other lanes may need it")
-        if flight is not NOTHING:
-            arriving, busy = self._find_busy(flight)
-            missing = flight.late & ~usable_at_site if not self._site_waits & ~awaited else flight.late
-            if late := read & (arriving | missing) | written & busy:
-                self._fault(index, "in flight", late, "is still being read or written")
-        for mask, _, other in pending:
-            if other != number and mask & named:
-                self._fault(index, "stall", mask & named, "isn't there yet")
-        self.saved |= written & own & next_live
-        if copies or word.keeps:
-            # Where lanes are split, the others may have overwritten a uniform register already
-            kept_copies = keep_copies(self.code[index], copies, own & ~SHARED if meetings else own)
-            own = own & ~written | find_restored(self.code[index], copies)
-            copies = kept_copies
-        else:
-            own &= ~written
-        if word.is_local and not is_slot(self.code[index], around.declaration.stack):
-            self.faults.append((index, "stack", "local memory that isn't the probe's"))
-        if pending or ours is not NOTHING:
-            rest = release(ours, self.code, index)
-            for rule, mask, text in iter_hazards(word, rest, pending, number):
-                self._fault(index, rule, mask, text)
-        if word.changes_flight:
-            ours = issue(ours, self.code, index)
-        pending = pass_time(pending, number, written, word.stall, word.fresh)
-        defined |= written if part.guard is None else 0
+        usable_at_site, next_live = self._facts[number]
+        gathering = 0  # the barriers in `meetings`
+        for meeting in meetings:
+            gathering |= 1 << STARTS.B + meeting
+        held = holders(copies)
+        clock, late = 0, list(pending)  # their cycles left become the cycle in which they arrive
+        late_named = union(mask for mask, _, _ in pending)
+        arriving, busy = self._find_busy(flight, usable_at_site, awaited)
+        started, in_use = NOTHING, 0
+        while True:
+            word = known.get(words[index]) or find_facts(code[index], code.table)
+            _, _, _, _, _, read, written, named, stall, wait, fresh, keeps, restores, flows, starts = word
+            if word.is_forbidden:
+                self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
+                return ()
+            if named & beyond:
+                self._fault(index, "count", named & self._beyond, "is beyond the register count")
+                self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
+            if written & shared:
+                kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
+                self._fault(
+                    index, "shared", written & shared & ~kept, "is named by the kernel, and other lanes may need it"
+                )
+            awaited |= wait
+            if flight is not NOTHING:
+                if wait:
+                    flight = release(flight, code, index)
+                    arriving, busy = self._find_busy(flight, usable_at_site, awaited)
+                if read & arriving | written & busy:
+                    self._fault(index, "in flight", read & arriving | written & busy, "is still being read or written")
+            if late_named & named:
+                late = [one for one in late if one[1] > clock]
+                for rule, mask, text in iter_late_hazards(word, late, number, clock):
+                    self._fault(index, rule, mask, text)
+                late = [(mask & ~written, due, other) for mask, due, other in late if mask & ~written]
+                late_named = union(mask for mask, _, _ in late)
+            self.saved |= written & own & next_live
+            if keeps or (copies and (written & held or restores or word.is_local)):
+                # Where lanes are split, the others may have overwritten a uniform register already
+                kept_copies = keep_copies(code[index], copies, own & ~SHARED if meetings else own)
+                own = own & ~written | find_restored(code[index], copies)
+                copies, held = kept_copies, holders(kept_copies)
+            else:
+                own &= ~written
+            if word.is_local and not is_slot(code[index], around.declaration.stack):
+                self.faults.append((index, "stack", "local memory that isn't the probe's"))
+            if ours is not NOTHING:
+                ours = release(ours, code, index) if wait else ours
+                if ours is not started:
+                    started, in_use = ours, ours.after_waiting(0) | ours.unawaited
+                if named & in_use:
+                    for rule, mask, text in iter_hazards(word, ours):
+                        self._fault(index, rule, mask, text)
+            if starts:
+                ours = issue(ours, code, index)
+            clock += stall
+            for mask, left in fresh:
+                late.append((mask, clock + left, number))
+                late_named |= mask
+            if part.guard is None:
+                defined |= written
+            if flows or written & gathering or index + 1 == end or index + 1 in joins:
+                break
+            index += 1
+        pending = frozenset((mask, due - clock, other) for mask, due, other in late if due > clock)
         state = State(own, defined, copies, flight, ours, pending, meetings, number, awaited)
-        if word.flows or meetings:
-            return self._follow(index, part, state)
-        return ((index + 1, state),)
+        return self._follow(index, part, state) if flows or written & gathering else ((index + 1, state),)
 
-    def _find_busy(self, flight: InFlight) -> tuple[int, int]:
-        """Return the registers that instructions with a barrier may still write, and all that are in flight."""
+    def _find_busy(self, flight: InFlight, usable_at_site: int, awaited: int) -> tuple[int, int]:
+        """Return the registers that earlier instructions may still write when a snippet reads them, and all that are in
+        flight. Those in `usable_at_site` have arrived once all barriers of the site were awaited.
+        """
         if self._busy[0] is not flight:
             self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited
-        return self._busy[1:]
+        _, arriving, busy = self._busy
+        usable = 0 if self._site_waits & ~awaited else usable_at_site
+        return arriving | flight.late & ~usable, busy
 
-    def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part: `_usable_at_site`, and the registers live at the kernel's next instruction."""
-        found = self._facts.get(number)
-        if found is None:
-            following = self._next_source(number)
-            live = self.around.needed(following) if following is not None else 0
-            found = self._facts[number] = self._usable_at_site(number), live
-        return found
-
-    def _usable_at_site(self, number: int) -> int:
-        """Return what the first moved instruction reads and no moved one wrote; it arrives once its barriers do."""
-        code = self.around.original.code
-        found = code.masks[self.trampoline.sources[0]].reads
-        for part in self.trampoline.parts[:number]:
+    def _find_facts(self) -> list[tuple[int, int]]:
+        """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
+        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
+        kernel's next instruction.
+        """
+        kernel, parts = self.around.original, self.trampoline.parts
+        masks = kernel.code.masks
+        usable = masks[self.trampoline.sources[0]].reads
+        following = self.back if self.back < len(kernel.code) else None
+        live: list[int] = []  # backwards
+        for part in reversed(parts):
+            following = part.source if isinstance(part, Moved) else following
+            live.append(self.around.needed(following) if following is not None else 0)
+        found = []
+        for part, one in zip(parts, reversed(live), strict=True):
+            found.append((usable, one))
             if isinstance(part, Moved):
-                found &= ~code.masks[part.source].writes
+                usable &= ~masks[part.source].writes
         return found
 
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
@@ -284,13 +320,6 @@ class TrampolineCheck:
             if is_ours and left > stall:
                 self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet at the branch back")
         self.ends.append(state)
-
-    def _next_source(self, number: int) -> int | None:
-        """Return the kernel's instruction that follows a part, if there is one."""
-        for part in self.trampoline.parts[number:]:
-            if isinstance(part, Moved):
-                return part.source
-        return self.back if self.back < len(self.around.original.code) else None
 
 
 def _can_split(word: int) -> bool:

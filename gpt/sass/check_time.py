@@ -6,11 +6,11 @@ they have arrived (flow.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpt.sass.check_known import GENERAL
 from gpt.sass.check_word import Fresh, WordFacts
-from gpt.sass.flow import NOTHING, QUEUE, InFlight
+from gpt.sass.flow import QUEUE, InFlight
 from gpt.sass.stalls import LATE_GUARD
 
 Pending = tuple[int, int, int]  # registers, cycles left, part
@@ -29,22 +29,31 @@ def pass_time(
     return frozenset(found)
 
 
-def iter_hazards(word: WordFacts, rest: InFlight, pending: frozenset[Pending], part: int) -> Iterator[Hazard]:
+def iter_hazards(word: WordFacts, rest: InFlight) -> Iterator[Hazard]:
     """Yield rules, registers and faults where a snippet, which a weaver may have written, doesn't wait for itself.
 
     `rest` is what's in flight from the snippet once the word has waited.
     """
-    if rest != NOTHING:
-        arriving = rest.arriving
-        being_read = 0 if word.name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
+    arriving = rest.arriving
+    being_read = 0 if word.name in QUEUE else (union(rest.reads) | rest.queued) & GENERAL
+    if word.named & arriving:
         yield "scoreboard", word.named & arriving, "is used by a snippet before it arrives"
+    if word.writes & being_read & ~arriving:
         yield "scoreboard", word.writes & being_read & ~arriving, "is still being read by the snippet"
-    for mask, left, other in pending:
-        if other == part and left > LATE_GUARD and mask & word.guard:
+
+
+def iter_late_hazards(word: WordFacts, late: Iterable[Pending], part: int, clock: int) -> Iterator[Hazard]:
+    """Yield rules, registers and faults where a word of a part uses a result of fixed latency too early. The results in
+    `late` arrive in the given cycles, which are later than `clock`. Within a part, only guards are checked.
+    """
+    for mask, due, other in late:
+        if other != part:
+            yield "stall", mask & word.named, "isn't there yet"
+        elif due - clock > LATE_GUARD:
             yield "stall", mask & word.guard, "is the guard, and isn't there yet"
 
 
-def union(masks: tuple[int, ...]) -> int:
+def union(masks: Iterable[int]) -> int:
     """Return the union of sets of registers."""
     found = 0
     for mask in masks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpt.sass.check_saves import KEEPERS, is_saving
+from gpt.sass.check_saves import KEEPERS, RESTORERS, is_saving
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Instruction
 from gpt.sass.flow import is_late
@@ -25,19 +25,20 @@ class WordFacts(NamedTuple):
     """Facts about a word."""
 
     name: str
-    reads: int
-    writes: int
-    named: int  # what it reads or writes
     guard: int  # the predicate of its guard
-    stall: int
-    wait: int
-    fresh: tuple[Fresh, ...]
     is_forbidden: bool  # in a snippet
     is_local: bool  # accesses local memory
     is_saving: bool  # only saves or restores registers
+    reads: int
+    writes: int
+    named: int  # what it reads or writes
+    stall: int
+    wait: int
+    fresh: tuple[Fresh, ...]
     keeps: bool  # may make a copy (check_saves.py)
+    restores: bool  # may restore a register from a copy
     flows: bool  # may jump, or split or gather lanes
-    changes_flight: bool  # may change what's in flight
+    starts: bool  # may put something in flight
 
 
 def find_facts(one: Instruction, table: Table) -> WordFacts:
@@ -60,17 +61,18 @@ def _make(one: Instruction) -> WordFacts:
     silent = control.write_barrier == control.read_barrier == NO_BARRIER
     return WordFacts(
         one.name,
-        reads,
-        writes,
-        reads | writes,
         reads & 1 << STARTS.P + bits(one.word, 12, 3),
-        control.stall,
-        control.wait,
-        find_fresh(one, control.stall),
         one.name in FORBIDDEN and not is_collective(one.word),
         one.memory == "local",
         is_saving(one),
+        reads,
+        writes,
+        reads | writes,
+        control.stall,
+        control.wait,
+        find_fresh(one, control.stall),
         one.opcode in KEEPERS,
+        one.opcode in RESTORERS,
         one.name in _FLOW,
-        bool(control.wait) or not silent or is_late(one.entry),
+        not silent or is_late(one.entry),
     )

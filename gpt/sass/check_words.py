@@ -127,18 +127,23 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
 def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
     """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel.
 
-    Words that were right are remembered without their control parts: many places have the same snippet with the same
-    names. Where a snippet is doesn't matter, because jumps are relative.
+    Words that were right are remembered: many places have the same snippet with the same names, and perhaps other
+    control parts. Where a snippet is doesn't matter, because jumps are relative.
     """
     words = part.snippet.words
     known = table.memo("compare_inserted")
     key = (words, part.guard, *((file, *names.items()) for file, names in part.names.items()))
     right: tuple[int, ...] | None = known.get(key)
-    if right is not None and not any((now ^ was) & ~CONTROL for now, was in zip(new, right, strict=True)):
-        for index, (now, old) in enumerate(zip(new, words, strict=True)):
-            if text := _compare_control(now & CONTROL, old & CONTROL):
-                yield index, text
-        return
+    if right is not None:
+        changed = [index for index, (now, was) in enumerate(zip(new, right, strict=True)) if now != was]
+        different = 0
+        for index in changed:
+            different |= new[index] ^ right[index]
+        if not different & ~CONTROL:
+            for index in changed:
+                if text := compare_control(new[index], words[index]):
+                    yield index, text
+            return
     faults = [*_check_stalls(words, table), *((0, text) for text in _check_names(part, table))]
     for index, (now, old) in enumerate(zip(new, words, strict=True)):
         if text := _compare(now, old, index, part, table):
@@ -212,7 +217,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
     now = (new >> low & none) ^ turn
     if operand.file != "B" and none in (was, now):
         return "" if was == now else f"{operand.name} is RZ or PT on one side only"
-    if any(names.get(was + k) != now + k for k in range(count)):
+    if names.get(was) != now or any(names.get(was + k) != now + k for k in range(1, count)):
         return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
     size = 1 << (count - 1).bit_length()
     return "" if was % size or not now % size else f"{operand.name} isn't aligned"
@@ -221,7 +226,7 @@ def _compare_field(new: int, one: Field, part: Inserted) -> str:
 def rename(mask: int, part: Inserted) -> int:
     """Return the kernel's registers for a set of the snippet's; registers that aren't renamed are left out."""
     found = 0
-    for file, names in part.names.items():
+    for file, names in part.names.items() if mask else ():
         start: int = getattr(STARTS, file)
         for was, now in names.items():
             if mask >> start + was & 1:

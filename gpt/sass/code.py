@@ -9,7 +9,7 @@ operations on integers. An instruction's guard counts as read. Instructions are 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from copy import copy
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gpt.sass.masks import Masks, Registers, unpack
 from gpt.sass.tables import Opcode, Table
-from gpt.sass.words import CONTROL, SIZE, Control, Guard, control_of, guard_of, target_of, words_array
+from gpt.sass.words import CONTROL, NO_BARRIER, SIZE, Control, Guard, control_of, guard_of, target_of, words_array
 
 # The memory that an instruction accesses, by its name. Instructions whose memory isn't known (LD, ST, ATOM) are
 # generic.
@@ -35,6 +35,7 @@ MEMORY = {
 
 
 _LOW = (1 << 64) - 1
+_IDLE = NO_BARRIER | NO_BARRIER << 3
 
 
 class Instruction:
@@ -170,6 +171,10 @@ class Code:
             self._made[index] = made
         return made
 
+    def entry(self, index: int) -> Opcode:
+        """Return the table's entry for an instruction."""
+        return self.used[self.opcodes[index]].entry
+
     def __iter__(self) -> Iterator[Instruction]:
         return (self[index] for index in range(len(self.words)))
 
@@ -187,12 +192,21 @@ class Code:
         if "masks" in self.__dict__ or self.table is not other.table:
             return
         count = min(len(self), len(other))
-        same = (self._array[:count] == other._array[:count]).all(axis=1)
         masks = other.masks[:count]
-        for index in np.flatnonzero(~same).tolist():
+        for index in self.differences(other):
             masks[index] = self.used[self.opcodes[index]].masks(self.words[index])
         masks += [self.used[self.opcodes[index]].masks(self.words[index]) for index in range(count, len(self))]
         self.__dict__["masks"] = masks
+
+    def differences(self, other: Code) -> list[int]:
+        """Compare two Codes up to the end of the shorter one. Return the indexes of words that differ."""
+        return _differences(self._array, other._array)
+
+    @cached_property
+    def distinct(self) -> list[tuple[Opcode, Masks]]:
+        """One instruction for each opcode and set of registers that occur: what else the words have may differ."""
+        found = {id(masks): (number, masks) for number, masks in zip(self.opcodes, self.masks, strict=True)}
+        return [(self.used[number].entry, masks) for number, masks in found.values()]
 
     def parts(self, low: int, width: int) -> set[int]:
         """Return all values of a part of the words; the part must be in their lower half."""
@@ -204,6 +218,14 @@ class Code:
         high = self._array[:, 1] >> np.uint64(41)
         parts = ((0, 15), (5, 7), (8, 7), (11, 63))
         return Controls(*((high >> np.uint64(low) & np.uint64(mask)).tolist() for low, mask in parts))
+
+    def find_busy(self, numbers: Collection[int]) -> list[int]:
+        """Return the indexes of instructions that wait for barriers or set one, or have one of these opcodes."""
+        known = np.zeros(1 << 12, bool)
+        known[list(numbers)] = True
+        parts = self._array[:, 1] >> np.uint64(46) & np.uint64(0xFFF)  # barriers and wait mask
+        found: list[int] = np.flatnonzero((parts != _IDLE) | known[self._array[:, 0] & np.uint64(0xFFF)]).tolist()
+        return found
 
     def find(self, names: Container[str]) -> list[int]:
         """Return the indexes of instructions with these names, in order."""
@@ -231,7 +253,14 @@ def _parse(array: npt.NDArray[np.uint64]) -> list[int]:
 def _parse_like(array: npt.NDArray[np.uint64], like: Code) -> list[int]:
     count = min(len(array), len(like))
     words = like.words[:count]
-    for index in np.flatnonzero((array[:count] != like._array[:count]).any(axis=1)).tolist():
+    for index in _differences(array, like._array):
         low, high = array[index].tolist()
         words[index] = low | high << 64
     return words + _parse(array[count:])
+
+
+def _differences(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> list[int]:
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    found: list[int] = np.flatnonzero(differ[:, 0] | differ[:, 1]).tolist()
+    return found

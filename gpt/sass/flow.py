@@ -30,16 +30,19 @@ before it, the queue starts with _TOKEN, a bit that belongs to no register.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Block, Graph
 from gpt.sass.masks import EVERY_REGISTER, STARTS, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
-from gpt.sass.words import BARRIERS, NO_BARRIER
+from gpt.sass.words import BARRIERS
 
 # Their results need no barriers, so the table may not say that their latency varies, but their operands do. For
 # HGMMA, WARPGROUP.DEPBAR announces them, which isn't followed. BAR may have its number in a register.
@@ -50,13 +53,49 @@ _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state has one set p
 _PART = (1 << _WIDTH) - 1
 _TOKEN = 1 << _WIDTH
 _QUEUED = _WIDTH * 2 * BARRIERS  # their positions in a packed state
+_QUEUE_PART, _LOOSE_PART, _LATE_PART = range(2 * BARRIERS, 2 * BARRIERS + 3)
 SHORTEST = 2  # cycles until a barrier shows that something is in flight
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
 
 __all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
 
 
-def live_before(code: Code, graph: Graph) -> list[int]:
+class Live:
+    """The registers, for each instruction, whose values it or a later one may still read.
+
+    A block is only walked when one of its instructions is requested, because probes go to few blocks. `after` has the
+    registers that are live after each block; others than `expected` aren't live anywhere.
+    """
+
+    def __init__(self, code: Code, graph: Graph, after: list[int], expected: int) -> None:
+        self._code, self._graph, self._after, self._expected = code, graph, after, expected
+        self._starts = [start for start, _ in graph.blocks]
+        self._walked: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return self._graph.blocks[-1].end
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> int:
+        number = bisect_right(self._starts, index) - 1
+        found = self._walked.get(number)
+        if found is None:
+            found = self._walked[number] = self._walk(number)
+        return found[index - self._starts[number]]
+
+    def _walk(self, number: int) -> list[int]:
+        start, end = self._graph.blocks[number]
+        live, found = self._after[number], []
+        for read, _, keep, _ in reversed(self._code.masks[start:end]):
+            live = live & keep | read
+            found.append(live & self._expected)
+        found.reverse()
+        return found
+
+
+def live_before(code: Code, graph: Graph) -> Live:
     """Return, for each instruction, the registers whose values it or a later one may still read."""
     masks = code.masks
     reads, keeps = [], []  # per block: the earlier values that it reads, and the registers that it keeps
@@ -82,20 +121,15 @@ def live_before(code: Code, graph: Graph) -> list[int]:
                 if not waiting[other]:
                     waiting[other] = True
                     heappush(left, -other)
-    found: list[int] = []
-    for number in range(len(graph.blocks) - 1, -1, -1):
-        block = graph.blocks[number]
-        live = after[number]
-        for read, _, keep, _ in reversed(masks[block.start : block.end]):
-            live = live & keep | read
-            found.append(live)
+    expected = -1
     if graph.calls_out:  # a called function can't expect anything in registers that this code never names
-        named = 0
-        for read, written, *_ in set(masks):
-            named |= read | written
-        found = [live & named for live in found]
-    found.reverse()
-    return found
+        expected = 0
+        for read, written, *_ in {id(one): one for one in masks}.values():
+            expected |= read | written
+    return Live(code, graph, after, expected)
+
+
+_NONE = (0,) * BARRIERS
 
 
 class InFlight(NamedTuple):
@@ -122,6 +156,8 @@ class InFlight(NamedTuple):
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are released, without `unawaited`."""
+        if self.writes == self.reads == _NONE:
+            return 0
         found = 0
         for barrier in range(BARRIERS):
             if not mask >> barrier & 1:
@@ -129,7 +165,7 @@ class InFlight(NamedTuple):
         return found
 
 
-NOTHING = InFlight((0,) * BARRIERS, (0,) * BARRIERS, 0, 0)
+NOTHING = InFlight(_NONE, _NONE, 0, 0)
 
 
 class Flights:
@@ -138,7 +174,7 @@ class Flights:
     A block is only walked when one of its instructions is requested, because probes go to few blocks.
     """
 
-    def __init__(self, code: Code, graph: Graph, events: list[bool], arriving: list[int]) -> None:
+    def __init__(self, code: Code, graph: Graph, events: list[int], arriving: list[int]) -> None:
         self._code, self._graph, self._events, self._arriving = code, graph, events, arriving
         self._starts = [block.start for block in graph.blocks]
         self._walked: dict[int, list[InFlight]] = {}
@@ -156,18 +192,19 @@ class Flights:
         return (self[index] for index in range(len(self._code)))
 
     def _walk(self, block: Block, arrived: int) -> list[InFlight]:
-        flight, found = _unpack_flight(arrived), []
-        for index in range(block.start, block.end):
-            found.append(flight)
-            if self._events[index]:
-                flight = issue(flight, self._code, index)
-        return found
+        flight, found, at = _unpack_flight(arrived), list[InFlight](), block.start
+        first, last = (bisect_left(self._events, index) for index in block)
+        for index in self._events[first:last]:
+            found += [flight] * (index + 1 - at)
+            flight, at = issue(flight, self._code, index), index + 1
+        return found + [flight] * (block.end - at)
 
 
 def in_flight_before(code: Code, graph: Graph) -> Flights:
     """Return what's in flight when each instruction may issue."""
     events = _events(code)
-    passes = [_sum_up(code, events, block) for block in graph.blocks]
+    places = np.searchsorted(events, [*(start for start, _ in graph.blocks), len(code)]).tolist()
+    passes = [_sum_up(code, events[first:last]) for first, last in pairwise(places)]
     arriving = [-1] * len(graph.blocks)  # packed; -1 if unreachable
     arriving[0] = 0
     left, waiting = [0], [False] * len(arriving)
@@ -201,27 +238,30 @@ class _Pass(NamedTuple):
         return state
 
 
-def _sum_up(code: Code, events: list[bool], block: Block) -> _Pass:
-    if True not in events[block.start : block.end]:
-        return _Pass(-1, 0, ())
-    state, waited = NOTHING._replace(queued=_TOKEN), 0
-    for index in range(block.start, block.end):
-        if events[index]:
-            state = issue(state, code, index)
-            waited |= code.controls.waits[index]
-    parts = _parts(state)
+_UNCHANGED = _Pass(-1, 0, ())
+
+
+def _sum_up(code: Code, events: list[int]) -> _Pass:
+    """Return the effect of a block, in which these instructions can change what's in flight."""
+    if not events:
+        return _UNCHANGED
+    waited, waits = 0, code.controls.waits
+    parts = [0] * (2 * BARRIERS + 3)
+    parts[2 * BARRIERS] = _TOKEN
+    for index in events:
+        _advance(parts, code, index)
+        waited |= waits[index]
     keep = -1
     for barrier in _MEMBERS[waited]:
         keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
     if not parts[2 * BARRIERS] & _TOKEN:
         keep &= ~(_PART << _QUEUED)
     places = tuple(_WIDTH * number for number in range(BARRIERS, 2 * BARRIERS) if parts[number] & _TOKEN)
-    add = sum((mask & ~_TOKEN) << _WIDTH * number for number, mask in enumerate(parts))
+    add = 0
+    for number, mask in enumerate(parts):
+        if mask:
+            add |= (mask & ~_TOKEN) << _WIDTH * number
     return _Pass(keep, add, places)
-
-
-def _parts(state: InFlight) -> list[int]:
-    return [*state.writes, *state.reads, state.queued, state.loose, state.late]
 
 
 def _unpack_flight(packed: int) -> InFlight:
@@ -229,14 +269,9 @@ def _unpack_flight(packed: int) -> InFlight:
     return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
-def _events(code: Code) -> list[bool]:
-    """Return, for each instruction, whether it can change what's in flight."""
-    controls = code.controls
-    late = {number: is_late(decoder.entry) for number, decoder in code.used.items()}
-    return [
-        bool(wait or write != NO_BARRIER or read != NO_BARRIER or late[opcode])
-        for write, read, wait, opcode in zip(*controls[1:], code.opcodes, strict=True)
-    ]
+def _events(code: Code) -> list[int]:
+    """Return the instructions that can change what's in flight."""
+    return code.find_busy({number for number, decoder in code.used.items() if is_late(decoder.entry)})
 
 
 def is_late(entry: Opcode) -> bool:
@@ -255,45 +290,64 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
 
 
 def release(state: InFlight, code: Code, index: int) -> InFlight:
-    """Return what's in flight once an instruction has waited for its barriers.
+    """Return what's in flight once an instruction has waited for its barriers."""
+    mask = code.controls.waits[index]
+    if not mask or state == NOTHING:
+        return state
+    reading, writing = _unseen(code, index)
+    writes, reads = list(state.writes), list(state.reads)
+    for barrier in _MEMBERS[mask]:
+        writes[barrier] &= writing
+        reads[barrier] &= reading
+    return InFlight(tuple(writes), tuple(reads), *state[2:])
 
-    A barrier that was set less than SHORTEST cycles before, by the previous word, doesn't make it wait for that word.
+
+def _unseen(code: Code, index: int) -> tuple[int, int]:
+    """Return the registers that the previous word reads, and the ones it writes, if the instruction doesn't wait for
+    them although it waits for their barrier: set less than SHORTEST cycles before, it doesn't show anything yet.
     """
     stalls, write_barriers, read_barriers, waits = code.controls
-    rest, last = wait_for(state, waits[index]), index - 1
-    if rest is state or last < 0 or stalls[last] >= SHORTEST:
-        return rest
-    if (1 << write_barriers[last] | 1 << read_barriers[last]) & waits[index]:
-        reading, writing, *_ = code.masks[last]
-        writes = tuple([new | old & writing for new, old in zip(rest.writes, state.writes, strict=True)])
-        reads = tuple([new | old & reading for new, old in zip(rest.reads, state.reads, strict=True)])
-        return InFlight(writes, reads, *state[2:])
-    return rest
+    last = index - 1
+    if (
+        last < 0
+        or stalls[last] >= SHORTEST
+        or not (1 << write_barriers[last] | 1 << read_barriers[last]) & waits[index]
+    ):
+        return 0, 0
+    return code.masks[last][:2]
 
 
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
     """Return what's in flight after an instruction has waited and issued."""
-    write, read = code.controls.write_barriers[index], code.controls.read_barriers[index]
-    state = release(state, code, index)
+    parts = [*state.writes, *state.reads, *state[2:]]
+    _advance(parts, code, index)
+    return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
+
+
+def _advance(parts: list[int], code: Code, index: int) -> None:
+    """Change what's in flight to what it is after an instruction has waited and issued. `parts` are the masks of an
+    InFlight.
+    """
+    _, write_barriers, read_barriers, waits = code.controls
+    write, read = write_barriers[index], read_barriers[index]
+    if waits[index]:
+        reading, writing = _unseen(code, index)
+        for barrier in _MEMBERS[waits[index]]:
+            parts[barrier] &= writing
+            parts[barrier + BARRIERS] &= reading
     entry = code.used[code.opcodes[index]].entry
     reading, writing, *_ = code.masks[index]
     reading &= _HELD
     if entry.name == "LDGSTS":  # nvdisasm lists a predicate as written, but ptxas overwrites it without waiting
         writing = 0
-    if write >= BARRIERS and read >= BARRIERS:
-        if not is_late(entry):
-            return state
-        if entry.name in QUEUE:
-            return state._replace(queued=state.queued | reading, late=state.late | writing)
-        return state._replace(loose=state.loose | reading, late=state.late | writing)
-    writes, reads, queued, loose, late = state
     if write < BARRIERS:
-        writes = (*writes[:write], writes[write] | writing, *writes[write + 1 :])
+        parts[write] |= writing
     elif is_late(entry):
-        late |= writing
-    awaited = read if read < BARRIERS else write
-    if entry.name in QUEUE:
-        reading |= queued
-        queued = 0
-    reads = (*reads[:awaited], reads[awaited] | reading, *reads[awaited + 1 :])
-    return InFlight(writes, reads, queued, loose, late)
+        parts[_LATE_PART] |= writing
+    if write < BARRIERS or read < BARRIERS:
+        if entry.name in QUEUE:
+            reading |= parts[_QUEUE_PART]
+            parts[_QUEUE_PART] = 0
+        parts[BARRIERS + (read if read < BARRIERS else write)] |= reading
+    elif is_late(entry):
+        parts[_QUEUE_PART if entry.name in QUEUE else _LOOSE_PART] |= reading

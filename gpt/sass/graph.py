@@ -31,6 +31,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gpt.base.errors import GptError
 from gpt.sass.code import Code, Instruction
@@ -42,6 +43,11 @@ _LEAVING = {"EXIT", "RET", "KILL", *_INDIRECT}
 _ENDING = {"BRA", *_CALLS, *_LEAVING}  # and WARPSYNC with a target
 _SECOND = (87, 15)  # the second predicate of EXIT, BRA and RET, with its sign
 _COLLECT = "ENDCOLLECTIVE"
+_UNUSUAL = {  # the bits of a branch outside its opcode, guard, control part and distance, by the form of the distance
+    form: sum(1 << bit for bit in range(16, 128))
+    & ~(CONTROL | sum((1 << width) - 1 << start for start, width in parts))
+    for form, (parts, _) in TARGETS.items()
+}
 MAX_RETURNS = 1 << 16  # edges that returns add, plus the blocks visited to find the returns
 NO_TABLES: Mapping[int, Collection[int]] = MappingProxyType({})
 
@@ -50,8 +56,7 @@ class UnboundedError(GptError):
     """The code jumps somewhere that can't be determined from its words."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Instructions from `start` up to `end`, numbered from the start of the section; only the last one can jump."""
 
     start: int
@@ -108,13 +113,13 @@ def is_conditional(one: Instruction) -> bool:
 
     A branch with any unusual bit counts as conditional: BRA.DIV, for example, or a branch on a uniform predicate.
     """
+    word, entry = one.word, one.entry
+    if word >> 12 & 15 != PT:
+        return True
     low, mask = _SECOND
-    rest = one.word & ~(CONTROL | 0xFFFF)
-    if one.name == "BRA" and one.entry.target:
-        for start, width in TARGETS[one.entry.target][0]:
-            rest &= ~((1 << width) - 1 << start)
-        return not one.guard.always or rest != PT << low
-    return not one.guard.always or (one.name in ("EXIT", "RET") and rest >> low & mask != PT)
+    if entry.name == "BRA" and entry.target:
+        return word & _UNUSUAL[entry.target] != PT << low
+    return entry.name in ("EXIT", "RET") and word >> low & mask != PT
 
 
 def make_graph(code: Code, tables: Mapping[int, Collection[int]] = NO_TABLES, where: str = "") -> Graph:
@@ -138,10 +143,9 @@ class _Builder:
         starts |= {self._index(target) for target in code.targets}
         starts.update(*self.tables.values())
         ordered = sorted(start for start in starts if start < len(code))
-        self.blocks = [Block(start, end) for start, end in zip(ordered, [*ordered[1:], len(code)], strict=True)]
+        self.blocks = [*map(Block._make, zip(ordered, [*ordered[1:], len(code)], strict=True))]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
         self.ends = {block.end - 1: number for number, block in enumerate(self.blocks)}
-        self.opcodes = {code.opcodes[index] for index in self.ending}
         self.calls_out: set[int] = set()
         self.past_end: set[int] = set()
 
@@ -156,7 +160,11 @@ class _Builder:
         return self.at[self._index(one.target)]
 
     def build(self) -> Graph:
-        successors = [set(self._follow(number)) for number in range(len(self.blocks))]
+        ending, last = set(self.ending), len(self.blocks) - 1
+        successors = [
+            {number + 1} if end - 1 not in ending and number < last else set(self._follow(number))
+            for number, (_, end) in enumerate(self.blocks)
+        ]
         self._add_returns(successors)
         made = tuple(tuple(sorted(one)) for one in successors)
         graph = Graph(tuple(self.blocks), made, frozenset(self.calls_out))
@@ -168,9 +176,6 @@ class _Builder:
     def _follow(self, number: int) -> Iterator[int]:
         """Yield the blocks that follow a block, except where a RET leads."""
         end = self.blocks[number].end
-        if self.code.opcodes[end - 1] not in self.opcodes and end in self.at:
-            yield self.at[end]
-            return
         one = self.code[end - 1]
         jumps = one.name == "BRA" or (one.name in _CALLS and one.target is not None)
         if one.name in _CALLS and not jumps:
@@ -192,7 +197,7 @@ class _Builder:
             yield from (self.at[index] for index in self.tables[one.offset])
 
     def _add_returns(self, successors: list[set[int]]) -> None:
-        returns = {number for end, number in self.ends.items() if self.code[end].name == "RET"}
+        returns = {self.ends[index] for index in self.code.find({"RET"})}
         calls = [index for index in self.ending if self.code[index].name in _CALLS and index + 1 in self.at]
         backs: dict[int, set[int]] = defaultdict(set)  # function -> blocks that it returns to
         for index in calls:

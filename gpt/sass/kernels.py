@@ -21,7 +21,7 @@ from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
-from gpt.sass.flow import EVERY_REGISTER, Flights, in_flight_before, live_before
+from gpt.sass.flow import EVERY_REGISTER, Flights, Live, in_flight_before, live_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.jump_tables import read_jump_tables
 from gpt.sass.masks import STARTS
@@ -70,7 +70,7 @@ class Kernel:
             found = base._variants[key] = replace(base, code=code, base=base, changed=changed, _variants={}, _late={})
         return found
 
-    @property
+    @cached_property
     def jump_targets(self) -> frozenset[int]:
         """All offsets that indirect branches lead to."""
         return frozenset().union(*self.jump_tables.values())
@@ -81,7 +81,7 @@ class Kernel:
         return self.base.graph if self.base else make_graph(self.code, self.jump_tables)
 
     @cached_property
-    def live(self) -> list[int]:
+    def live(self) -> Live:
         """The registers that are live before each instruction. Raises UnboundedError."""
         return self.base.live if self.base else live_before(self.code, self.graph)
 
@@ -109,8 +109,8 @@ class Kernel:
         if self.base:
             return self.base.named
         found = self.elsewhere if self.graph.calls_out else 0
-        for named in {masks.reads | masks.writes for masks in self.code.masks}:
-            found |= named
+        for _, masks in self.code.distinct:
+            found |= masks.reads | masks.writes
         return found
 
     @cached_property
@@ -122,8 +122,8 @@ class Kernel:
         if self.base:
             return self.base.steady
         found = self.named & _UNIFORM & ~(self.elsewhere if self.graph.calls_out else 0)
-        for opcode, masks in zip(self.code.opcodes, self.code.masks, strict=True):
-            if self.code.table.opcodes[opcode].variable:
+        for opcode, masks in self.code.distinct:
+            if opcode.variable:
                 found &= ~(masks.reads | masks.writes)
         return found
 
@@ -173,20 +173,22 @@ def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -
     number = cubin.numbers.get(b".nv.constant4")
     tables = [table for _, _, table in iter_relocations(cubin, number)] if number is not None else []
     places: set[int] = set()
-    symbols: set[int] = set()
+    code_symbols: set[int] = set()
     for table in tables:
-        symbols.update(table["symbol"].tolist())
+        code_symbols |= _find_code(cubin, table["symbol"])
         places.update(table["offset"][np.isin(table["symbol"], list(ends))].tolist())
-    if not {symbol for symbol in symbols if _may_be_code(cubin, symbol)} - ends:
+    if not code_symbols - ends:
         places.add(_SOMEWHERE)
     outside = [index for index in code.find({"CALL"}) if code[index].target is None]
     return all(_find_address(code, index, targets) in places for index in outside)
 
 
-def _may_be_code(cubin: CubinEditor, symbol: int) -> bool:
-    if symbol >= len(cubin.symbols):
-        return True
-    return bool(cubin.symbols["shndx"][symbol] == 0 or cubin.symbols["info"][symbol] & 15 == STT_FUNC)
+def _find_code(cubin: CubinEditor, numbers: np.ndarray) -> set[int]:
+    """Return which symbols may be code. Numbers beyond the symbol table may be."""
+    beyond = numbers >= len(cubin.symbols)
+    symbols = cubin.symbols[np.where(beyond, 0, numbers)]
+    found: list[int] = numbers[beyond | (symbols["shndx"] == 0) | (symbols["info"] & 15 == STT_FUNC)].tolist()
+    return set(found)
 
 
 def _find_address(code: Code, index: int, targets: Collection[int]) -> int | None:

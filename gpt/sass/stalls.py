@@ -33,8 +33,10 @@ def find_unscheduled(code: Code) -> int | None:
     must make the next instruction wait then, and nobody knows what. Only chains of tensor instructions have a stall of
     0 elsewhere.
     """
-    for index, stall in enumerate(code.controls.stalls):
-        if not stall and code.masks[index].writes and code[index].name not in _TENSOR:
+    stalls, index = code.controls.stalls, -1
+    for _ in range(stalls.count(0)):
+        index = stalls.index(0, index + 1)
+        if code.masks[index].writes and code[index].name not in _TENSOR:
             return index
     return None
 

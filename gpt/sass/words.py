@@ -51,6 +51,21 @@ TARGETS: dict[str, tuple[tuple[tuple[int, int], ...], int]] = {
 }
 
 
+def _layout(form: str) -> tuple[list[tuple[int, int, int]], int, int]:
+    """Return for each part of a distance its bit in the word, a mask of its width, and its bit in the distance; then
+    the bits of the distance, and the bytes per unit.
+    """
+    parts, unit = TARGETS[form]
+    found, width = [], 0
+    for low, count in parts:
+        found.append((low, (1 << count) - 1, width))
+        width += count
+    return found, width, unit
+
+
+_FORMS = {form: _layout(form) for form in TARGETS}
+
+
 class Control(NamedTuple):
     """The control part of a word; the reuse bits are one number."""
 
@@ -93,7 +108,7 @@ def opcode_of(word: int) -> int:
 
 def guard_of(word: int) -> Guard:
     """Return the guard of a word."""
-    return Guard(bits(word, 12, 3), bool(bits(word, 15, 1)))
+    return Guard(word >> 12 & 7, bool(word >> 15 & 1))
 
 
 def with_guard(word: int, guard: Guard) -> int:
@@ -119,24 +134,21 @@ def with_control(word: int, control: Control) -> int:
 
 def target_of(word: int, form: str, offset: int) -> int:
     """Return the target of a jump at `offset`, in bytes from the start of its section."""
-    parts, unit = TARGETS[form]
-    value = width = 0
-    for low, count in parts:
-        value |= bits(word, low, count) << width
-        width += count
+    parts, width, unit = _FORMS[form]
+    value = 0
+    for low, mask, shift in parts:
+        value |= (word >> low & mask) << shift
     return offset + SIZE + unit * (value - (value >> width - 1 << width))
 
 
 def with_target(word: int, form: str, offset: int, target: int) -> int:
     """Return the jump at `offset` with another target. Raises ValueError if it's too far or no multiple of a unit."""
-    parts, unit = TARGETS[form]
+    parts, width, unit = _FORMS[form]
     value, rest = divmod(target - offset - SIZE, unit)
-    width = sum(count for _, count in parts)
     if rest or not -(1 << width - 1) <= value < 1 << width - 1:
         raise ValueError(f"a jump of {target - offset} bytes can't be encoded")
-    for low, count in parts:
-        word = with_bits(word, low, count, value & (1 << count) - 1)
-        value >>= count
+    for low, mask, shift in parts:
+        word = word & ~(mask << low) | (value >> shift & mask) << low
     return word
 
 

@@ -14,6 +14,7 @@ from functools import cache
 
 import msgpack
 
+import gpt.executables  # noqa: F401 - sets the thresholds of the garbage collector, as in the stage
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.probe.model import ProbeFile
 from gpt.probe.plan.left_alone import LeftAlone

@@ -5,11 +5,12 @@ flight at its end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpt.sass.check_words import NOP, make_branch
 from gpt.sass.code import Instruction
-from gpt.sass.flow import InFlight
+from gpt.sass.flow import NOTHING, InFlight
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.stalls import BRANCH_CYCLES, iter_safe
 from gpt.sass.tables import Opcode, Table
@@ -57,10 +58,11 @@ class Draft:
         """Add a part that consists of our own words, which don't depend on each other."""
         known = self.table.memo("glue")
         key = tuple(words)
-        found: tuple[Snippet, dict[str, dict[int, int]]] | None = known.get(key)
+        found: tuple[Snippet, dict[str, dict[int, int]], Renamed] | None = known.get(key)
         if found is None:
-            found = known[key] = _as_snippet(key, self.table)
-        self.insert(*found, flight, None)
+            snippet, names = _as_snippet(key, self.table)
+            found = known[key] = snippet, names, _rename(key, names, None, self.table)
+        self._insert(*found, flight, None)
 
     def insert(self, snippet: Snippet, names: dict[str, dict[int, int]], flight: InFlight, guard: Guard | None) -> None:
         """Add a snippet as a part."""
@@ -69,13 +71,24 @@ class Draft:
         renamed: Renamed | None = known.get(key)
         if renamed is None:
             renamed = known[key] = _rename(snippet.words, names, guard, self.table)
+        self._insert(snippet, names, renamed, flight, guard)
+
+    def _insert(
+        self,
+        snippet: Snippet,
+        names: dict[str, dict[int, int]],
+        renamed: Renamed,
+        flight: InFlight,
+        guard: Guard | None,
+    ) -> None:
         self._settle(renamed.named, renamed.stalls)
         start = self.at
         wait = self.waits
         reads, writes = renamed.reads, renamed.writes
-        for barrier in range(6):
-            if flight.writes[barrier] & (reads | writes) or flight.reads[barrier] & writes:
-                wait |= 1 << barrier
+        if flight is not NOTHING:
+            for barrier in range(6):
+                if flight.writes[barrier] & (reads | writes) or flight.reads[barrier] & writes:
+                    wait |= 1 << barrier
         self.waits = 0
         self.own &= ~writes
         self.parts.append(Inserted(start, snippet, names, guard))
@@ -86,8 +99,8 @@ class Draft:
 
     def move(self, one: Instruction, is_guarded_exit: bool) -> None:
         """Add an instruction of the kernel."""
-        word = with_control(one.word, one.control._replace(reuse=0))
-        self._settle([one.masks.reads | one.masks.writes], [one.control.stall], is_moved=True)
+        word, stall = one.word & ~(15 << 122), one.word >> 105 & 15  # without reuse
+        self._settle([one.masks.reads | one.masks.writes], [stall], is_moved=True)
         if one.name == "BRA" and one.entry.target:
             target = target_of(one.word, one.entry.target, one.offset)
             word = with_target(word, one.entry.target, SIZE * self.at, target)
@@ -98,7 +111,7 @@ class Draft:
         self.words.append(word)
         self.wait(len(self.words) - 1, self.waits)
         self.waits = 0
-        self._age([_done(one.entry, one.masks.writes, one.control.stall)], False)
+        self._age([_done(one.entry, one.masks.writes, stall)], False)
 
     def end(self, to: int) -> None:
         """Add the branch back to the kernel."""
@@ -109,10 +122,8 @@ class Draft:
 
     def pause(self) -> None:
         """Add a NOP with the longest stall."""
-        word = with_change(NOP & ~_CONTROL | 7 << 110 | 7 << 113, stall=LONG)
-        names: dict[str, dict[int, int]] = {file: {} for file in Registers._fields}
-        self.parts.append(Inserted(self.at, Snippet((word,)), names))
-        self.words.append(word)
+        self.parts.append(Inserted(self.at, _PAUSE, _NO_NAMES))
+        self.words += _PAUSE.words
         if self.waits:
             self.wait(len(self.words) - 1, self.waits)
             self.waits = 0
@@ -120,12 +131,11 @@ class Draft:
 
     def wait(self, index: int, mask: int) -> None:
         """Make a word wait for these barriers."""
-        control = control_of(self.words[index])
-        self.words[index] = with_control(self.words[index], control._replace(wait=control.wait | mask))
+        self.words[index] |= mask << 116
         if mask and index:  # it takes a moment until a barrier shows that something is in flight
-            before = control_of(self.words[index - 1])
-            if before.stall < 2:
-                self.words[index - 1] = with_control(self.words[index - 1], before._replace(stall=2))
+            before = self.words[index - 1]
+            if before >> 105 & 15 < 2:
+                self.words[index - 1] = before & ~(15 << 105) | 2 << 105
 
     def _settle(self, named: list[int], stalls: list[int], is_moved: bool = False) -> None:
         """Wait until the words of a part can read results of fixed latency, as ptxas makes the kernel's own words
@@ -133,9 +143,12 @@ class Draft:
         """
         if not self.pending:
             return
+        ours = 0
+        for mask, _, is_ours in self.pending:
+            ours |= mask if is_ours or not is_moved else 0
         need = passed = 0
         for mask, stall in zip(named, stalls, strict=True):
-            for pending, left, is_ours in self.pending:
+            for pending, left, is_ours in self.pending if mask & ours else ():
                 if pending & mask and (is_ours or not is_moved):
                     need = max(need, left - passed)
             passed += stall
@@ -153,6 +166,10 @@ class Draft:
             if fresh:
                 pending = [*pending, *((mask, left, is_ours) for mask, left in fresh)]
         self.pending = pending
+
+
+_PAUSE = Snippet((NOP & ~_CONTROL | LONG << 105 | 7 << 110 | 7 << 113,))
+_NO_NAMES: dict[str, dict[int, int]] = {file: {} for file in Registers._fields}
 
 
 def _as_snippet(words: tuple[int, ...], table: Table) -> tuple[Snippet, dict[str, dict[int, int]]]:
@@ -217,7 +234,12 @@ def _rename(words: tuple[int, ...], names: dict[str, dict[int, int]], guard: Gua
 
 def with_change(word: int, stall: int | None = None, **values: int) -> int:
     """Return a word with a different stall or different barriers."""
-    control = control_of(word)._replace(**values)  # type: ignore[arg-type]
+    return _with_change(word, stall, *values.items())
+
+
+@lru_cache(1 << 12)
+def _with_change(word: int, stall: int | None, *values: tuple[str, int]) -> int:
+    control = control_of(word)._replace(**dict(values))  # type: ignore[arg-type]
     if stall is not None:
         control = control._replace(stall=stall, hint=control.hint and stall <= _HINTED)
     return with_control(word, control)

@@ -100,9 +100,16 @@ def _find_names(files: Iterable[ProbeFile]) -> set[str]:
     found = {"EXIT"}
     for position in (position for file in files for probe in file.probes for position in probe.positions):
         if position.kind == "opcode":
-            first = position.words[0]
-            found |= {name for name, opcodes in OPCODES.items() if any(fnmatchcase(one, first) for one in opcodes)}
+            found |= _find_matching(position.words[0])
     return found
+
+
+@cache
+def _find_matching(pattern: str) -> frozenset[str]:
+    """Return the names of all instructions whose face may begin with a word that the pattern matches."""
+    return frozenset(
+        name for name, opcodes in OPCODES.items() if any(fnmatchcase(opcode, pattern) for opcode in opcodes)
+    )
 
 
 def _statement(kernel: Kernel, one: Instruction) -> Statement:
