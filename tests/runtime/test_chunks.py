@@ -257,6 +257,19 @@ def test_later_changes_by_the_program_do_not_end_the_trace(tmp_path, name):
     assert trace.names["cuLaunchKernel"] == 30001 and trace.kinds["end"] == 1
 
 
+def test_at_its_end_a_program_under_a_filter_opens_no_files(tmp_path):
+    """A library was opened after the last call that made the hook look for libraries."""
+    late = 'assert(dlopen("libresolv.so.2", RTLD_NOW)); ' + LATER["seccomp"]
+    program = hooked.compile_c(tmp_path / "client", AFTERWARDS.replace("DOING", late))
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.names["cuLaunchKernel"] == 30001 and trace.kinds["end"] == 1
+    assert [(diag["where"], diag["text"]) for diag in trace.of("diag")] == [
+        ("libraries", "the process has a seccomp filter, so libraries that it opened last weren't recorded")
+    ]
+
+
 def test_the_number_of_the_file_is_out_of_the_way(tmp_path):
     source = r"""
     #include <fcntl.h>
