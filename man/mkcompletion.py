@@ -23,7 +23,7 @@ sys.path.insert(0, str(TOP))
 
 from gpt.base.arch import KNOWN  # noqa: E402
 
-# The words behind a placeholder. Those of a placeholder in TEXT are the words (Cm) in the option's own text.
+# The words that a placeholder stands for. Those of a placeholder in TEXT are the words (Cm) in the option's own text.
 VALUES = {"SM": KNOWN, "PROBE": tuple(sorted(path.stem for path in (TOP / "probes").glob("*.toml")))}
 TEXT = ("KIND", "TYPE", "WORD")
 PATHS = ("FILE", "STREAM", "TRACE", "PROBE")

@@ -94,7 +94,7 @@ static inline struct value take_value(struct cursor *cursor) {
     return read_value(&inside);
 }
 
-// A number that is not negative, 0 for everything else.
+// Return the value of a nonnegative integer, or 0 for anything else.
 static inline uint64_t unsigned_of(struct value value) { return value.type == UNSIGNED ? value.number : 0; }
 
 static inline bool is(struct value value, const char *text) {

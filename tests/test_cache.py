@@ -88,7 +88,7 @@ def test_an_unusable_cache_folder_is_not_an_error(tmp_path, place):
     Cache(None).put(KEY, b"data")
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path):
+def test_full_disk_leaves_no_files(tmp_path):
     """A limit on the size of files simulates a full disk: the write fails midway."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from gpt.base.cache import Cache\n"
@@ -205,7 +205,7 @@ print(os.geteuid(), kept.get(sys.argv[3]))
 
 
 @pytest.mark.parametrize("how", ["unmapped", "mapped"])
-def test_nobody_has_a_cache_only_where_every_user_has_a_number(how, tmp_path):
+def test_cache_requires_user_ids(how, tmp_path):
     """In a user namespace without a mapping, files of all users, including the caller, belong to 65534."""
     if os.geteuid():
         pytest.skip("only root becomes another user")
@@ -334,7 +334,7 @@ def test_names_that_we_never_give_stay_whatever_room_is_wanted(tmp_path, preciou
 @pytest.mark.parametrize(
     "kind", ["link", "hard link", "folder", "fifo", "socket", "huge", "of another user", "others write"]
 )
-def test_an_entry_that_is_not_a_private_plain_file_is_ignored(kind, tmp_path):
+def test_cache_entry_not_private_or_regular_is_ignored(kind, tmp_path):
     folder, path = tmp_path / "cache", tmp_path / "cache" / KEY
     kept = Cache(folder, 1 << 20)
     kept.put(KEY, b"data")
@@ -403,7 +403,7 @@ def test_links_in_a_circle_end(tmp_path):
     assert kept.get(KEY) is None
 
 
-def test_a_file_system_that_is_read_only_is_read(tmp_path):
+def test_read_only_file_system_is_read(tmp_path):
     kept = Cache(tmp_path / "gpt" / "asm")
     kept.put(KEY, b"data")
     code = f"""

@@ -93,7 +93,7 @@ def test_a_fault_is_one_line_and_a_status(body, status, message):
     assert done.stderr.decode() == f"gpt-test: error: {message}\n"
 
 
-def test_a_wrong_command_is_told_which_there_are():
+def test_wrong_command_lists_the_commands():
     done = tools.run("gpt-analyze", "nope")
     fact = f"No such command 'nope' (there are {', '.join(ANALYSES)})"
     assert (done.status, done.err) == (2, f"gpt-analyze: error: {fact}\n")
@@ -154,7 +154,7 @@ def test_nohup_is_respected():
     assert done.returncode == 3
 
 
-def test_messages_go_nowhere_when_nobody_listens():
+def test_messages_are_dropped_without_a_listener():
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *argv("raise errors.UsageError('x')")], cwd=TOP, timeout=60, check=False
     )
@@ -256,7 +256,7 @@ def test_files_are_read_one_after_the_other(tmp_path):
     )
 
 
-def test_calls_count_as_the_lines_that_they_become():
+def test_calls_are_counted_by_exported_lines():
     fields = [{"name": "v", "type": "u8", "offset": 0}]
     calls = wire.pack(records.make("calls", thread=1, fields=fields, stride=1, rows=b"abc"))
     done = run(PASS, "--json", data=HEADER + sync(1) + calls + END)
@@ -282,7 +282,7 @@ def test_a_source_writes_a_segment():
     assert done.stdout == b"".join(msgpack.packb(dict(r)) for r in found)
 
 
-def test_a_source_that_fails_still_ends_its_segment():
+def test_failing_source_ends_its_segment():
     body = """
 def produce():
     yield records.make("sync", id=1)
@@ -317,7 +317,7 @@ def test_a_closed_pipe_ends_it_quietly(count):
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
-def test_a_pipe_that_breaks_under_help_ends_it_quietly():
+def test_broken_pipe_in_help_exits_quietly():
     reader, writer = os.pipe()
     os.close(reader)
     done = run("pass", "--help", stdout=writer)

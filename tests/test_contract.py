@@ -204,7 +204,7 @@ def test_equal_inputs_give_equal_outputs(stage, work):
 
 
 @alike
-def test_json_says_the_same(stage, work):
+def test_json_equals_text(stage, work):
     expected = quiet(stage(data=work))
     written = quiet(stage("--json", data=work))
     assert b"".join(r.raw for r in jsonl.read_lines(io.BytesIO(written), "out")) == expected
@@ -247,7 +247,7 @@ def answer(process, number):
     return found
 
 
-def test_as_a_coprocess_it_answers_when_asked(stage, work):
+def test_coprocess_answers_on_request(stage, work):
     header, *middle, end = read(work)
 
     def ask(data, number):
@@ -355,7 +355,7 @@ def test_nothing_to_do_is_an_error_which_the_stages_after_it_hear_of(filter_):
 
 @alike
 @pytest.mark.parametrize("data", [HEADER + END, HEADER + STRANGE[0] + SYNC + END])
-def test_a_source_that_found_nothing_and_a_conversation_are_no_fault(filter_, data):
+def test_empty_source_and_conversation_are_not_errors(filter_, data):
     quiet(filter_(data=data))
 
 
@@ -429,7 +429,7 @@ def test_a_closed_pipe_ends_it_quietly(stage, repeat):
 
 
 @alike
-def test_a_reader_that_leaves_early_ends_it_quietly(stage, folder):
+def test_early_reader_exit_is_quiet(stage, folder):
     data = folder / "stream.mp"
     data.write_bytes(HEADER + STRANGE[0] * 50000 + END)
     with open(data, "rb") as file, stage.popen(stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -476,7 +476,7 @@ def test_a_terminal_as_output_gets_no_bytes_but_a_table(stage, work, folder):
 
 
 @alike
-def test_text_goes_to_a_pipe_or_a_file_where_that_is_wanted(stage, work, folder):
+def test_text_to_a_pipe_or_file_on_request(stage, work, folder):
     """Sinks always write text; other stages do with --table. A table has no colours, and 80 columns."""
     args = as_text(stage, *([] if stage.name == "gpt-analyze" else ["--table"]))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
@@ -503,7 +503,7 @@ def test_a_text_and_json_are_two_forms(stage):
 
 
 @alike
-def test_help_comes_at_once(stage):
+def test_help_is_fast(stage):
     times = []
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -523,11 +523,11 @@ def test_version(stage):
 
 @alike
 @pytest.mark.parametrize("args", first(["--no-such-option"], ["--jso"], ["--version=3"]))
-def test_an_option_that_it_has_not_is_a_usage_error(stage, args):
+def test_unknown_option_is_a_usage_error(stage, args):
     assert "--help" in one_line(stage, stage(*args, data=HEADER + END), 2)
 
 
 @alike
-def test_a_file_that_is_not_there_is_named(stage):
+def test_missing_file_is_named(stage):
     done = stage("absent.mp")
     assert "absent.mp: No such file or directory" in one_line(stage, done, 4)

@@ -151,5 +151,5 @@ def test_the_model(python, trace):
     assert python(OPEN, trace.name) == b"[512, 4096, 512]\n"
 
 
-def test_a_program_that_names_tensors(python):
+def test_program_names_tensors(python):
     assert python(TENSORS) == b"[1, 2]\n"

@@ -93,7 +93,7 @@ def test_a_workload_is_measured_and_its_row_added(demo, capsys):
 
 
 @pytest.mark.full
-def test_a_workload_that_says_something_else_fails(demo):
+def test_workload_with_different_output_fails(demo):
     with open(demo / "use.py", "a") as file:
         file.write("print(os.path.getsize(os.path.realpath(next(line.split()[-1] for line in open('/proc/self/maps')"
                    " if 'libdemo.so' in line))))\n")  # fmt: skip
@@ -167,7 +167,7 @@ def test_a_workload_says_what_it_used(tmp_path):
     assert 1 << 20 < facts["mapped"] < facts["resident"]
 
 
-def test_every_workload_is_there():
+def test_every_workload_exists():
     for module, function in workload.WORK.values():
         assert f"def {function}(" in (ROOT / "tests" / "gpu" / f"{module}.py").read_text()
     assert workload.WORK.keys() == debloat.WORKLOADS.keys() == table.TITLES.keys()

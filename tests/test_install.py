@@ -72,12 +72,12 @@ def test_without_pip(placed, monkeypatch):
     assert install.install_command("x") == f"{python} -m ensurepip && {words(placed)}"
 
 
-def test_a_folder_of_somebody_else(placed, monkeypatch):
+def test_folder_of_another_user(placed, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert install.install_command("x").endswith(f" x # as the owner of {placed}/it")
 
 
-def test_nothing_else_tells_how_to_install():
+def test_only_one_place_describes_installation():
     """A bare `pip` may belong to another Python."""
     told = {
         ROOT / "gpt" / "base" / "install.py",

@@ -81,19 +81,19 @@ def read(text):
 @example(-0.0)
 @example(math.inf)
 @example(-math.inf)
-def test_any_value_comes_back(value):
+def test_any_value_round_trips(value):
     record = {"kind": "x", "value": value}
     back = through_json(record)
     assert same(dict(back), record)
     assert back.raw == wire.pack(record)
 
 
-def test_not_a_number_comes_back():
+def test_nan_round_trips():
     assert math.isnan(through_json({"kind": "x", "value": math.nan})["value"])
 
 
 @given(st.lists(st.dictionaries(keys, values, max_size=5), max_size=4))
-def test_a_stream_comes_back_byte_for_byte(found):
+def test_stream_round_trips_byte_for_byte(found):
     packed = wire.pack(HEADER) + b"".join(wire.pack({"kind": "x", **f, "kind": "x"}) for f in found)  # noqa: F601
     read_in = list(wire.read_records(io.BytesIO(packed), "in"))
     text = "".join(line + "\n" for record in read_in for line in jsonl.lines(record))

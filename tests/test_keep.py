@@ -56,7 +56,7 @@ def test_names_do_no_harm(tmp_path, monkeypatch, name):
     assert len(folder.name) <= MAX_NAME + 17
 
 
-def test_where_nothing_can_be_kept_the_stage_goes_on(tmp_path, monkeypatch):
+def test_stage_continues_without_a_cache(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPT_KEEP", str(tmp_path / "file"))
     source = tmp_path / "k.ptx"

@@ -190,7 +190,7 @@ def test_planted_links_are_not_followed(sample, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob(".gpt-*"))
 
 
-def test_save_names_what_is_in_its_way(sample, tmp_path):
+def test_save_names_the_obstacle(sample, tmp_path):
     done = extract("--save", tmp_path / "out", sample("cubin"))
     (saved,) = (tmp_path / "out").iterdir()
     saved.unlink()
@@ -220,7 +220,7 @@ def test_proc_is_not_needed(tmp_path):
         ("gpt-locate --used garbage --trace-json", "t.json"),
     ],
 )
-def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_path):
+def test_missing_folder_is_reported_before_work_starts(command, name, tmp_path):
     """The input is wrong, too, which would be reported first if it were read before the output was checked."""
     (tmp_path / "garbage").write_bytes(b"\x85\xa4")
     for folder, said in (("absent", "No such file or directory"), ("garbage", "Not a directory")):
@@ -230,7 +230,7 @@ def test_a_folder_that_is_missing_is_noticed_before_the_work(command, name, tmp_
     assert names(tmp_path) == ["garbage"]
 
 
-def test_nobody_is_meant_where_users_have_no_numbers():
+def test_no_user_matches_without_user_ids():
     code = "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); from gpt.base.outputs import is_user;"
     code += "print(os.geteuid(), is_user(os.stat('/').st_uid, os.geteuid()), is_user(7, 8))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -101,7 +101,7 @@ def test_answers_come_back_also_through_json(found):
 
 
 @pytest.mark.parametrize("text", ["", "x", "1e", "٣", "9" * 65, "--1", "1_0"])
-def test_numbers_that_are_none_are_refused(text):
+def test_malformed_numbers_are_refused(text):
     packer = packed.Packer([{"name": "n", "type": "number", "offset": 0}])
     packer.add([7])
     answer = records.make("answer", name="a", **{**packer.keys(), "texts": [text]}, verdict=[])
@@ -126,7 +126,7 @@ def answer_of(*rows, columns=COLUMNS):
     return records.make("answer", name="a", **packer.keys(), verdict=[])
 
 
-def test_no_value_is_none_and_no_key_in_json():
+def test_missing_value_has_no_key_in_json():
     answer = answer_of(("one", None), ("two", 254))
     assert list(packed.unpack_rows(answer)[1]) == [["one", None], ["two", 254]]
     assert list(jsonl.lines(answer))[1:] == [
@@ -136,14 +136,14 @@ def test_no_value_is_none_and_no_key_in_json():
     assert math.isnan(packed.parse_fields(answer_of(columns=[{"name": "f", "type": "f16?", "offset": 0}]))[0].none)
 
 
-def test_rows_that_are_not_the_answers_stay_what_they_are():
+def test_rows_outside_the_answers_are_unchanged():
     head, row = jsonl.lines(answer_of(("one", 1)))
     kinds = [record["kind"] for record in read([*jsonl.lines(HEADER), row, head, row, row.replace('"a"', '"b"'), row])]
     assert kinds == ["header", "row", "answer", "row", "row"]
 
 
 @pytest.mark.parametrize("value", [("n", 255), ("n", 256), ("n", -1), (None, 1), (7, 1), ("n", "1"), ("n", True)])
-def test_values_that_are_none_of_their_column_are_refused(value):
+def test_values_of_wrong_type_are_refused(value):
     with pytest.raises(MalformedError, match="row"):
         answer_of(value)
 
@@ -163,14 +163,14 @@ def test_lines_of_answers_that_make_no_sense_are_refused(line, fault):
         read([*jsonl.lines(HEADER), line])
 
 
-def test_a_row_in_lines_that_does_not_fit_is_refused_with_its_line():
+def test_mismatched_row_in_lines_is_refused_with_its_line():
     head, row = jsonl.lines(answer_of(("one", 1)))
     for wrong in ('"x": 300', '"x": "1"', '"x": -1'):
         with pytest.raises(MalformedError, match=r"^in:4: "):
             read([*jsonl.lines(HEADER), head, row, row.replace('"x": 1', wrong)])
 
 
-def test_a_text_that_is_not_there_is_refused():
+def test_missing_string_is_refused():
     with pytest.raises(MalformedError, match="column 'n' has text 0 of 0"):
         list(packed.unpack_rows(answer_of(("one", 1)) | {"texts": []})[1])
     for name in ("kind", "answer"):

@@ -37,6 +37,6 @@ def test_possessive_quantifiers_work_despite_a_python_bug():
 
 @pytest.mark.skipif(sys.version_info < (3, 11, 5), reason="this Python gets possessive groups wrong")
 @given(st.sampled_from(FORMS), TEXT)
-def test_both_forms_match_the_same(form, text):
+def test_both_forms_match_equally(form, text):
     left, right = (re.match(pattern, text, re.ASCII) for pattern in (form, atomic(form)))
     assert (left and left.span()) == (right and right.span())

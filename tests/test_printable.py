@@ -36,7 +36,7 @@ def test_plain_text_stays_unchanged():
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_json_is_printable_and_reads_back_the_same(value):
+def test_json_is_printable_and_round_trips(value):
     line = printable_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(line) == value
     assert all(unicodedata.category(c)[0] not in "CZ" or c == " " for c in line)
@@ -69,7 +69,7 @@ def on_terminal(code, *args):
     return data.decode()
 
 
-def test_progress_shows_a_name_without_what_is_in_it():
+def test_progress_escapes_the_name():
     code = """
 import sys
 from gpt.base import messages
@@ -83,7 +83,7 @@ progress.clear()
     assert shown.count("\x1b") == 2 and len(shown) < 100
 
 
-def test_a_traceback_that_is_asked_for_shows_names_so_too(tmp_path):
+def test_requested_traceback_escapes_names(tmp_path):
     path = tmp_path / "\x1b[2J.so"
     path.write_bytes(b"hello")
     done = subprocess.run(["gpt-extract", "-v", path], capture_output=True, timeout=60, check=False)

@@ -39,7 +39,7 @@ def temporary(monkeypatch, tmp_path):
     return tmp_path / "temporary"
 
 
-def test_a_folder_is_closed_to_others_and_goes_with_all_that_is_in_it(temporary):
+def test_folder_is_private_and_removed_with_its_contents(temporary):
     with scratch_folder("gpt-x.") as made:
         assert made.path.parent == temporary and made.path.name.startswith("gpt-x.")
         assert made.path.stat().st_mode & 0o777 == 0o700
@@ -56,7 +56,7 @@ def test_a_folder_is_closed_to_others_and_goes_with_all_that_is_in_it(temporary)
         os.fstat(made.folder)
 
 
-def test_another_folder_under_its_name_is_neither_read_nor_emptied(temporary):
+def test_replaced_folder_is_neither_read_nor_emptied(temporary):
     with scratch_folder("gpt-x.") as made:
         made.write("file", b"ours")
         made.path.rename(temporary / "moved")
@@ -69,7 +69,7 @@ def test_another_folder_under_its_name_is_neither_read_nor_emptied(temporary):
 
 
 @pytest.mark.parametrize("parent", ["missing", "file", "x" * 300])
-def test_a_folder_that_cannot_be_made_is_reported_with_its_parent(monkeypatch, temporary, parent):
+def test_uncreatable_folder_is_reported_with_its_parent(monkeypatch, temporary, parent):
     (temporary / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / parent))
     with pytest.raises(OutputError) as error, scratch_folder("gpt-x."):

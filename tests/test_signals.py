@@ -68,7 +68,7 @@ def test_an_interrupt_during_the_imports_is_silent(name, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (-2, b"", b"")
 
 
-def test_an_interrupt_that_is_ignored_stays_so(tmp_path):
+def test_ignored_interrupt_stays_ignored(tmp_path):
     (tmp_path / "pathlib.py").write_text("import os, sys\nos.kill(os.getpid(), 2)\nsys.exit(7)\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     line = ["sh", "-c", "trap '' INT; exec gpt-extract"]

@@ -138,7 +138,7 @@ def test_malformed_versions_are_refused(version):
         read(header_with(version=version))
 
 
-def test_a_header_that_lacks_a_key_is_refused():
+def test_header_without_required_key_is_refused():
     header = msgpack.unpackb(HEADER)
     del header["via"]
     with pytest.raises(MalformedError, match="header without via"):
@@ -230,7 +230,7 @@ def test_how_the_input_arrives_makes_no_difference(sizes):
     assert [r.raw for r in found] == [r.raw for r in read(SAMPLE)]
 
 
-def test_a_record_is_given_as_soon_as_it_is_there():
+def test_record_is_returned_as_soon_as_it_arrives():
     reader, writer = os.pipe()
     with open(reader, "rb") as file, open(writer, "wb", buffering=0) as pipe:
         found = wire.read_records(file, "pipe")
@@ -242,7 +242,7 @@ def test_a_record_is_given_as_soon_as_it_is_there():
             timer.cancel()
 
 
-def test_a_file_that_grows_while_it_is_read_has_an_end(tmp_path):
+def test_reading_a_growing_file_ends(tmp_path):
     path = tmp_path / "growing"
     path.write_bytes(HEADER + sync(0))
     with open(path, "rb") as file, open(path, "ab", buffering=0) as writer:
@@ -263,7 +263,7 @@ def test_chunks_are_replaced_by_what_they_hold():
     assert b"".join(r.raw for r in read(data)) == HEADER + sync(1) + sync(2) + sync(3) + END
 
 
-def test_a_chunk_is_padded_with_zeros_and_with_what_is_not_used():
+def test_chunk_is_padded_with_zeros_and_unused_code():
     data = bytes(3) + sync(1) + bytes(1) + sync(2) + bytes(500)
     assert kinds(HEADER + chunk(data) + END) == ["header", "sync", "sync", "end"]
     used = len(HEADER + sync(1))
@@ -282,7 +282,7 @@ def test_padding_may_stand_between_records_and_is_skipped_fast():
 
 
 @pytest.mark.parametrize("missing", range(1, len(sync(70000))))
-def test_a_record_that_is_torn_in_a_chunk_does_not_swallow_what_follows(missing):
+def test_torn_record_does_not_swallow_the_next(missing):
     torn = sync(70000)[:-missing]
     for broken in (chunk(sync(1) + torn), chunk(sync(1) + torn + b"\x01" * missing, used=len(sync(1) + torn))):
         data = HEADER + broken + sync(2) + END
@@ -327,7 +327,7 @@ def test_a_record_of_64_mib_is_read_and_a_larger_one_refused():
         read(HEADER + over + END)
 
 
-def test_a_length_that_lies_costs_no_memory():
+def test_wrong_length_allocates_no_memory():
     for claim in (b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
         with pytest.raises(MalformedError):
             read(HEADER + b"\x82\xa4kind\xa1x\xa1y" + claim + bytes(1000))

@@ -21,7 +21,7 @@ from tests.tensor_likes import Exported, Interfaced, Pointed, callee, names, rea
 ROOT = Path(__file__).parents[1]
 
 
-def test_tensors_are_known_by_what_they_can_do():
+def test_tensors_are_recognized_by_their_methods():
     assert read(Pointed()) == TensorFacts(4096, 128, 4096, "float32", (4, 8))
     assert read(Pointed(stride=(16, 2))) == TensorFacts(4096, 4 * (3 * 16 + 7 * 2 + 1), 4096, "float32", (4, 8))
     assert read(Pointed(shape=(), stride=())) == TensorFacts(4096, 4, 4096, "float32", ())
@@ -71,12 +71,12 @@ def test_tensors_without_memory_of_their_own():
     assert find_reader(type("Parameter", (base,), {}))
 
 
-def test_variables_are_seen_before_each_call():
+def test_variables_are_read_before_each_call():
     found = []
     with tensors.trace(also=found.append):
         x, y = Pointed(0x1000), [Pointed(0x2000), {"in": (Pointed(0x3000),)}]
         out = callee(x, y[0], other=y)
-    here = "test_variables_are_seen_before_each_call"
+    here = "test_variables_are_read_before_each_call"
     there = "callee"
     assert names(found) == [
         ("x", here), ("y[0]", here), ("first", there), ("rest[0]", there), ("named['other'][0]", there),
@@ -130,7 +130,7 @@ def test_results_of_locals_stay_valid():
     assert before["x"] is x and locals()["x"] is x
 
 
-def test_an_address_that_changes_is_another_tensor():
+def test_changed_address_is_another_tensor():
     """The objects don't support weak references, so `ends` can't be known."""
 
     class Slotted(Interfaced):

@@ -56,7 +56,7 @@ def test_the_work_is_done_elsewhere():
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_a_fault_stands_in_its_place(jobs):
+def test_fault_is_reported_in_its_place(jobs):
     tasks = [partial(number, n) for n in range(9)]
     tasks[4] = partial(fail, MalformedError("broken", "file+0x10"))
     results = run_all(tasks, jobs)
@@ -66,7 +66,7 @@ def test_a_fault_stands_in_its_place(jobs):
     assert (caught.value.fact, caught.value.where, caught.value.status) == ("broken", "file+0x10", 3)
 
 
-def test_nobody_waits_for_a_task_whose_result_is_not_wanted():
+def test_unwanted_tasks_are_not_awaited():
     """zstd may take a minute for one element without handling signals, and so may this task."""
     endless = partial(hashlib.pbkdf2_hmac, "sha256", b"", b"", 1 << 30)
     results = run_all([partial(number, 0), endless, endless], 2)
@@ -81,7 +81,7 @@ class Odd(Exception):
         super().__init__(one)
 
 
-def test_a_fault_that_does_not_travel():
+def test_unpicklable_error_is_reported():
     with pytest.raises(RuntimeError, match="Odd: one"):
         list(run_all([partial(fail, Odd("one", "two")), partial(number, 1)], 2))
 
@@ -99,13 +99,13 @@ def test_large_results_wait_in_bounds():
     assert [len(r) for r in results[1:]] == [size] * 12
 
 
-def test_a_reader_that_leaves():
+def test_reader_exits():
     results = run_all([partial(bytes, 1 << 20)] * 50, 2)
     next(results)
     results.close()
 
 
-def test_a_process_that_is_killed():
+def test_process_killed():
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_killed():
         list(run_all([partial(number, 1), die, partial(number, 2)], 2))
 
 
-def test_a_parent_that_is_killed():
+def test_parent_killed():
     """When the parent is killed, its worker processes end, too."""
     code = """
 import os, sys, time

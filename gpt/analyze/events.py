@@ -214,8 +214,8 @@ class _CallText:
             yield f'{{"ts":{time:.3f},{said},{who},"tid":{thread}{back}{more}}}\n'
 
     def _arguments(self, rows: Rows) -> list[str]:
-        """Return the remaining fields of each row as text that begins with a comma, or as empty text if all are zero,
-        and so absent.
+        """Format the remaining fields of each row as text that begins with a comma. Fields that are zero are left out,
+        so the text may be empty.
 
         Addresses and handles are hexadecimal strings, because not every JSON reader preserves such large numbers.
         """

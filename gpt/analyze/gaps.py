@@ -96,7 +96,7 @@ PAUSED = "recording of {} was off for {}: launches in that time are missing"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
 COUNT, SHARE = 5, 7  # indexes in a row of GAPS
 WHOLE = "all processes", "all streams"
-NOBODY = (None, None, None)  # the columns WHO in a row for several processes
+NOBODY = (None, None, None)  # the columns WHO of a row that covers several processes
 
 
 def gaps(trace: TraceModel) -> Answers:

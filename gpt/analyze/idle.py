@@ -376,8 +376,8 @@ class _Answer:
             case causes.PACE:
                 took, period = (human_time(ns / times.count) for ns in (times.took, times.took + times.total))
                 return (
-                    f"launch-bound: kernels of {took} behind launches of {period}{where}; a CUDA graph would save at "
-                    f"most {share}; 'gpt-analyze launches' lists them"
+                    f"launch-bound: kernels take {took}, but are launched every {period}{where}; a CUDA graph would "
+                    f"save at most {share}; 'gpt-analyze launches' lists them"
                 )
             case causes.CALL:
                 others = f" and {names[1]}" if len(names) == 2 else ""

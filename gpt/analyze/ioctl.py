@@ -176,7 +176,7 @@ def _make_ioctls(rows: list[_Row], total: float, spent: dict[int, float]) -> Any
 
 
 def _make_callers(rows: list[_Row], total: float, spent: dict[int, float]) -> Any:
-    """Return functions by their time in ioctls, longest first. The ioctls that it makes follow each function."""
+    """Return functions by their time in ioctls, longest first, each followed by its ioctls."""
     found: list[tuple[Any, ...]] = []
     for (function,), group in _grouped(rows, "function"):
         for name, part in [(None, group), *((n, p) for (n,), p in _grouped(group, "name"))]:

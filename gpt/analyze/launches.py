@@ -288,8 +288,8 @@ def _share_of_calls(found: ProcessLaunches) -> float:
 
 
 def _saves(found: ProcessLaunches) -> tuple[float, float] | None:
-    """Return by what percentage a graph of the unit could make it shorter at most, and the same for a graph plus fusion
-    of its short kernels. Return None if the unit has only one launch, because a graph needs a launch, too.
+    """Return the largest percentage by which a graph could shorten the unit, and the same for a graph plus fusion of
+    its short kernels. Return None if the unit has only one launch, because a graph needs a launch, too.
     """
     unit = found.unit
     if not unit or unit.length < 2 or not unit.sums.timed or not unit.took:

@@ -124,7 +124,9 @@ class WarpSched(MapAnalysis):
         rows.sort(key=lambda row: (-row[3] * row[8], row[0], row[1]))
         warps = sum(row[3] for row in rows)
         tails = [run.tail / (run.end - run.begin or 1) for run in self._runs if run.tail is not None]
-        told = f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} beside others"
+        told = (
+            f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} sharing the GPU"
+        )
         told += f"; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean" if tails else ""
         yield make_answer("kernels", KERNELS, rows, [told, *verdict], top=TOP)
         listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)

@@ -32,7 +32,8 @@ TRACING = Path("/sys/kernel/tracing/events/sched/sched_process_exit")
 class Output:
     """The trace file. It's created by the first write, so that an earlier failure doesn't affect an existing file.
 
-    Like a trace of gpt-hook run, it grows while the process is being watched, and says itself whether it's complete.
+    Like a trace of gpt-hook run, it grows while the process is being watched. If it's complete, it ends with a record
+    that says so.
     """
 
     def __init__(self, name: str, force: bool) -> None:

@@ -4,8 +4,8 @@ Above each call of a kernel, Inductor's code names the operations that the kerne
 
     # Topologically Sorted Source Nodes: [silu, linear_1], Original ATen: [aten.silu, aten.addmm]
 
-These operations are nodes of a graph, whose metadata has the module of each. When such code is loaded, each of these
-comments is replaced by a call that records the module that the thread is in from there on. Neither the file nor the
+These operations are nodes of a graph whose metadata names the module of each node. When such code is loaded, each of
+these comments is replaced by a call that records which module the thread is in from then on. Neither the file nor the
 kernels change. A kernel that computes operations of several modules belongs to the module of the last one.
 """
 

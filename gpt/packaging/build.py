@@ -34,7 +34,7 @@ SCRIPTS = ("gpt-debloat", "gpt-negativa", "gpt-trace")  # use the stages next to
 EDITABLE = """\
 #!/bin/bash
 [ -x {launcher} ] || {{ echo "gpt-hook: error: not built: run 'make runtime' in "{top} >&2; exit 4; }}
-exec -a "$(readlink -f "$0")" {launcher} "$@" # the stages are beside this
+exec -a "$(readlink -f "$0")" {launcher} "$@" # the stages are in the same folder
 """
 
 

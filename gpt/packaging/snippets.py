@@ -105,7 +105,7 @@ class Texts:
         return {kind: list(some.values()) for kind, some in found.items()}
 
     def _plan(self, statements: list[Statement]) -> tuple[Plan, SassFunction]:
-        """Place the probes in a kernel of these instructions."""
+        """Place the probes in a kernel made up of these instructions. Return the plan and the function."""
         function = SassFunction("", [OTHER, *statements, EXIT])
         return Plan("", [function], [self._file], "", self._count), function
 

@@ -241,7 +241,7 @@ def _check_in_place(place: PatchPaths, fd: int, way: PatchOptions, slimmed: bool
     if way.once and backup.exists() and not backup.samefile(path):
         raise GptError("was replaced before: restore it first, and combine the traces of all runs", str(path))
     if way.once and slimmed and not backup.exists():
-        fact = "was slimmed before, and no original is beside it: install it again, and combine the traces of all runs"
+        fact = "was slimmed before, and its original is gone: install it again, and combine the traces of all runs"
         raise GptError(fact, str(path))
     notes = []
     names = os.fstat(fd).st_nlink - 1 - backup.exists()

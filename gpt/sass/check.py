@@ -186,7 +186,7 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
         inside[trampoline.start : trampoline.end] = [True] * (trampoline.end - trampoline.start)
     for index in range(len(old_words), len(new_words)):
         if not inside[index] and new_words[index] != NOP:
-            yield Finding(index, "places", "behind the kernel, and in no trampoline")
+            yield Finding(index, "places", "after the end of the kernel, and in no trampoline")
     yield from _check_jumps(original, declaration)
     yield from _check_waits(original, new, declaration.amended)
 

@@ -231,8 +231,8 @@ def _cells(field: packed.RowField, told: Record, values: list[Any]) -> list[str]
 
 
 def _describe_rest(answer: Record, first: int, counts: list[packed.RowField], under: packed.RowField | None) -> str:
-    """Return a line about the rows that aren't shown: how many there are, and the sum of their first count. Rows that
-    are sums don't count.
+    """Return a line about the rows that aren't shown: how many there are, and the sum of their first column of
+    counts. Rows that are sums are left out.
     """
     if answer.get("top") == 0:
         hidden = amount(len(answer["rows"]) // answer["stride"], "row")

@@ -72,7 +72,7 @@ def draw_density(axes: Any, plot: Record, columns: Columns, told: Mapping[str, R
 
 
 def _draw_scale(axes: Any, drawn: Any, told: Record, least: float, most: float) -> None:
-    """Draw the scale of tones beside the map, with plain numbers."""
+    """Draw the scale of tones next to the map, with plain numbers."""
     side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
     number_ticks(side.ax.yaxis, told)
     if least == most:

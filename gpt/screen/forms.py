@@ -289,7 +289,7 @@ def _draw_spans(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Re
 
 
 def _draw_scale(axes: Any, drawn: Any, told: Record) -> None:
-    """Draw the scale of colors beside a panel."""
+    """Draw the scale of colors next to a panel."""
     side = axes.figure.colorbar(drawn, ax=axes, label=told.get("title", told["name"]), pad=0.01, aspect=40)
     number_ticks(side.ax.yaxis, told)
 

@@ -67,7 +67,8 @@ def _private_settings() -> Iterator[None]:
 
 
 def draw(path: Path, answers: Sequence[Record]) -> None:
-    """Draw the answers that have plots, or if none has, the first one. Raises OSError if the picture can't be written.
+    """Draw the answers that have plots. If none has any, draw the first answer. Raises OSError if the picture can't be
+    written.
 
     Raises GptError if there's nothing to draw.
     """
@@ -128,7 +129,7 @@ def _draw(path: Path, answers: Sequence[Record]) -> None:
 
 
 def _align(panels: Sequence[Any]) -> None:
-    """Align panels that have the same time axis, even if some of them have a scale of colors beside them."""
+    """Align panels that have the same time axis, even if some of them have a scale of colors next to them."""
     places = [axes.get_position() for axes in panels]
     left, right = max(place.x0 for place in places), min(place.x1 for place in places)
     edges = [axes.get_xlim() for axes in panels]

@@ -216,7 +216,7 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "device_failed": ("the device failed", "the program's own calls say how"),
     "not_saved": ("--benchmark saves no buffers", "run without --benchmark to save it"),
-    "side_file": ("the file beside the trace cannot be written", "make room on the disk of the trace"),
+    "side_file": ("the file next to the trace cannot be written", "make room on the disk of the trace"),
     "max_disk": (
         "--max-disk was reached",
         "use a larger --max-disk, or probe fewer launches with --launch-count or --sample",

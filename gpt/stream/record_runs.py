@@ -57,6 +57,7 @@ RUNS: dict[str, Keys] = {
         "copies": ("u64?", "for a histogram or table: number of units"),
         "stored": ("[str]?", "for a log with rooms: how each field is stored, in the order of fields"),
         "ring": ("u64?", "for a log with rooms: a lane has one room, which keeps its last records, this many"),
+        "ring_size": ("u64?", "bytes of a ring's room, if the log's size depends on how many a launch needs"),
         "ranges": ("[str]?", "names of ranges: a field range of 2 N is the begin of the Nth, 2 N + 1 its end"),
         "key": ("[str]?", "for a table: fields that identify a slot"),
         "low": ("u64?", "for a histogram with equal bins: start of the first bin"),

@@ -25,7 +25,8 @@ dictionaries in variables are searched too, and PyTorch modules for their own pa
 other memory, for example by `x.data = y`, is another tensor from then on.
 
 `trace` only affects the thread that enters it. Other threads, for example in a backward pass, need their own. In a
-wrapped generator or coroutine it stays active while that waits, for everything that the thread does in the meantime.
+wrapped generator or coroutine, it also stays active while the generator or coroutine is suspended, so it covers
+everything that the thread does in the meantime.
 Asynchronous generators aren't supported.
 
 A tensor is anything with data_ptr() (PyTorch, Paddle), __cuda_array_interface__ (CuPy, numba, JAX) or __dlpack__. This

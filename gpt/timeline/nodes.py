@@ -45,7 +45,7 @@ def is_timed(model: TraceModel, gpu: npt.NDArray[np.void]) -> npt.NDArray[np.boo
 
 
 def iter_nodes(model: TraceModel, gpu: npt.NDArray[np.void]) -> Iterator[PlacedNodes]:
-    """Yield the nodes of each timed replay that is in the GPU times."""
+    """Yield the nodes of each timed replay that has a row in `gpu`."""
     for number, process in enumerate(model.processes):
         if not (timed := _list_timed(process)):
             continue

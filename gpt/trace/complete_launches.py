@@ -91,7 +91,7 @@ class _Kept:
         if parts.add(lean | {"data": b""} if "data" in record else lean):
             self._whole.add(map_)
         if "path" in record:
-            self.fault = self.fault or "a buffer is in a file beside the trace"
+            self.fault = self.fault or "a buffer is in a file next to the trace"
         self.count += 1
         try:
             if not self.fault:

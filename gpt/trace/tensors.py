@@ -251,7 +251,7 @@ def read_lines(path: Path, zero: int | None = None) -> Tensors:
         with open_regular(path) as file:
             if path.suffix == ".pkl" or file.read(1) == b"\x80":
                 raise GptError(
-                    "a pickle can run code, so it is not read: use the tensor.trace beside it, or gpt.tensors",
+                    "a pickle can run code, so it is not read: use the tensor.trace next to it, or gpt.tensors",
                     str(path),
                 )
         with path.open(encoding="utf-8", errors="surrogateescape") as lines:

@@ -204,7 +204,7 @@ bool gpt_get_cached(const char *name, const char key[65], struct gpt_bytes *foun
 }
 
 void gpt_cache(const char *name, const char key[65], const struct gpt_bytes *made) {
-    static long left; // one folder a process
+    static long left; // one folder per process
     struct room *room = calloc(1, sizeof(*room));
     if (room && name_folder(name, room->path)) {
         gpt_keep_in(room->path, key, made, LIMIT, &left, &room->why);

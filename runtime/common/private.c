@@ -70,8 +70,8 @@ static bool judge(struct walk *walk, bool own) {
     return true;
 }
 
-// Take the next word off the path; return false at its end. A word that's too long is cut, and then isn't
-// found.
+// Take the next word off the path; return false at its end. A word that's too long is truncated, so it won't
+// be found.
 static bool next_word(struct walk *walk, char word[NAME_MAX + 2]) {
     size_t skip = strspn(walk->rest, "/"), size = strcspn(walk->rest + skip, "/");
     snprintf(word, NAME_MAX + 2, "%.*s", (int)(size > NAME_MAX ? NAME_MAX + 1 : size), walk->rest + skip);

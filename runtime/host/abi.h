@@ -76,7 +76,7 @@ struct host_services {
     // Ends the launch: does not return.
     void (*fault)(struct host_thread *, uint32_t site, enum host_fault, uint64_t address)
         __attribute__((noreturn));
-    // vprintf, with device addresses and the same result.
+    // As vprintf, but the addresses are the device's. Returns what vprintf returns.
     int (*print)(struct host_thread *, uint32_t site, uint64_t format, uint64_t arguments);
     // __assertfail, with the device addresses of its texts.
     void (*fail)(struct host_thread *, uint32_t site, uint64_t message, uint64_t file, uint32_t line,

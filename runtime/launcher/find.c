@@ -47,8 +47,8 @@ static bool find_near(const char *name, const char *const *places, char self[PAT
     return false;
 }
 
-// Find a file of the runtime: in GPT_RUNTIME, beside this program, in ../lib/gpt of its folder, or in the
-// package that it was installed with; `pip install --target` puts that beside the folder.
+// Find a file of the runtime: in GPT_RUNTIME, next to this program, in ../lib/gpt of its folder, or in the
+// package that it was installed with; `pip install --target` puts that next to the folder.
 bool find_runtime(const char *name, char path[PATH_MAX]) {
     const char *folder = getenv("GPT_RUNTIME");
     if (folder && *folder) {

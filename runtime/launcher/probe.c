@@ -134,7 +134,7 @@ static void find_callbacks(const char *shown, struct gpt_bytes *found) {
         read_string(at, name);
         const char *suffix = strrchr(name, '.');
         if (*name != '/' && (suffix || strchr(name, '/')))
-            fail(MISSING, name, "no such callback beside its probe file, nor beside the built-in probes");
+            fail(MISSING, name, "no such callback next to its probe file or among the built-in probes");
         if (*name == '/' && access(name, suffix && !strcmp(suffix, ".py") ? R_OK : R_OK | X_OK))
             fail(MISSING, name, "%s", strerror(errno));
         if (*name == '/' && !gpt_add(found, name, strlen(name) + 1))
@@ -193,7 +193,7 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
     return start;
 }
 
-// Add the stages that weave probes into PTX, behind gpt-extract. `reader` gets the words of gpt-ptx-probe.
+// Add the stages that weave probes into PTX, after gpt-extract. `reader` gets the words of gpt-ptx-probe.
 static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
     add_stage("gpt-extract");
     append(&pipeline, " --ptx%s |", options);

@@ -197,7 +197,7 @@ def test_a_script_without_numbers_or_plots(tmp_path):
     assert b"p.png: nothing to draw (a script can pass plots=[...] to make_answer)" in done.stderr
 
 
-def test_a_script_that_fails(tmp_path):
+def test_script_fails(tmp_path):
     done = script(tmp_path, body="1 / 0")
     fact = f"gpt-analyze: error: {tmp_path}/my.py:5: ZeroDivisionError: division by zero\n"
     assert (done.returncode, done.stderr.decode()) == (1, fact)
@@ -347,7 +347,7 @@ def read_until(terminal, wanted=None):
 
 @pytest.mark.full
 @pytest.mark.parametrize("ends", [True, False])
-def test_follow_on_a_terminal_draws_anew_and_a_signal_ends_it(growing, ends):
+def test_follow_on_terminal_redraws_until_a_signal(growing, ends):
     ours, theirs = os.openpty()
     with subprocess.Popen(["gpt-analyze", "summary", "-f", growing], stdout=theirs) as done:
         os.close(theirs)
@@ -375,14 +375,14 @@ def test_numbers_fit_their_columns():
         make_answer("sizes", columns, [(0, 0, -1)])
 
 
-def test_an_answer_goes_through_the_next_analysis():
+def test_answer_passes_the_next_analysis():
     first = run("summary", "--stream", data=forge.pack(process())).stdout
     for name in "summary", "gaps":
         rows = Answers(run(name, "--json", data=first).stdout).rows
         assert rows["processes"][0]["calls"] == 4 and "gaps" not in rows
 
 
-def test_an_answer_goes_through_json(tmp_path):
+def test_answer_round_trips_through_json(tmp_path):
     data = forge.pack(process()[:-1])
     direct = run("gmem_bytes", "--stream", data=data).stdout
     lines = run("gmem_bytes", "--json", data=data).stdout

@@ -70,7 +70,7 @@ def test_gpu_time_and_copies_belong_to_the_range_of_their_call():
     }  # fmt: skip
 
 
-def test_a_replay_is_split_as_its_kernels_took_outside_of_graphs():
+def test_replay_is_split_by_kernel_times_outside_graphs():
     eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 14))
     found = by("module", *eager, graph(5, CAPTURED), replays((2, 50)), LAYERED)
     columns = ("launches", "in_graphs", "gpu_total", "split")
@@ -99,7 +99,7 @@ def test_a_replay_is_split_by_the_times_of_its_nodes():
 
 
 @pytest.mark.parametrize("operations", [[], [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]])
-def test_a_replay_that_cannot_be_split_is_a_row(operations):
+def test_unsplittable_replay_is_one_row(operations):
     eager = launches((1, 1.2, 1)), times((1, 1.2, 1, 1, 3), (2, 50, 2, 0, 14))
     nodes = CAPTURED if not operations else [CAPTURED[0], (1, 1, 2.5)]
     found = by("module", *eager, graph(5, nodes, operations=operations), replays((2, 50)), LAYERED)
@@ -118,7 +118,7 @@ def test_a_node_from_elsewhere_belongs_to_the_replay():
     assert rows(found, "module", "launches") == {"layers.N.attn": (2,), "decode": (2,), "(unknown)": (2,)}
 
 
-def test_a_trace_without_the_nodes_says_so():
+def test_trace_without_nodes_is_reported():
     decode = ranges(("decode", 40, 60, 2), domain=LAYERS, first=9)
     found = by("module", graph(5, CAPTURED, told=False), replays((2, 50)), LAYERED, decode)
     assert rows(found, "module", "launches") == {"decode": (3,)}

@@ -57,7 +57,7 @@ def test_passes_of_known_accesses(accesses, least, passes):
     assert shares == [pytest.approx(100 * (passes - least) / passes)] * 2
 
 
-def test_strides_and_what_is_said_of_them():
+def test_strides_and_their_advice():
     found = answers("bank_conflict", trace(warp(lambda lane: 4 * lane) + warp(lambda lane: 256 * lane, clock=9)))
     rows = [(r["stride"], r["ways"], r["requests"], r["conflicts"]) for r in found.rows["strides"]]
     assert rows == [(256, 32, 1, 31), (4, 1, 1, 0)]
@@ -71,7 +71,7 @@ def test_strides_and_what_is_said_of_them():
     ]
 
 
-def test_where_lanes_run_in_turn_the_nth_accesses_of_a_warp_are_one_request():
+def test_nth_accesses_of_serialized_lanes_are_one_request():
     turns = [
         (lane, 100 * lane + n, address, 4) for lane in range(32) for n, address in enumerate((4 * lane, 128 * lane))
     ]
@@ -110,7 +110,7 @@ def test_passes_are_those_of_a_walk_through_lanes(accesses):
     assert (found.least.sum(), found.passes.sum()) == walked(accesses)
 
 
-def test_a_log_without_entries_and_one_that_was_too_small(tmp_path):
+def test_log_empty_and_log_too_small(tmp_path):
     found = answers("bank_conflict", trace([], capacity=1))
     assert found.verdicts["kernels"][1] == "no access to shared memory in these blocks"
     data = forge.pack(trace(warp(lambda lane: 4 * lane), name="k" * 4096))

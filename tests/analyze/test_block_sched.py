@@ -127,7 +127,7 @@ def test_a_long_launch_has_its_own_clock():
 
 
 @pytest.mark.parametrize("end", [0, 10**9])
-def test_times_that_fit_no_clock_are_not_given(end):
+def test_times_outside_the_clock_are_omitted(end):
     data = np.frombuffer(saved(BLOCKS), SLOT).copy()
     data["end"] = np.arange(len(data)) * np.uint64(end)
     found = [records.make("function", id=4, name=NAME), MAP, forge.kernel(3, 4, NAME, 1)]
@@ -210,7 +210,7 @@ def test_unprobed_launches_and_lost_data_are_reported():
     ]
 
 
-def test_buffers_beside_the_trace(tmp_path):
+def test_buffers_next_to_the_trace(tmp_path):
     data = saved(BLOCKS)
     (tmp_path / "t.mp.buffers").write_bytes(b"x" * 999 + data)
     segment = [MAP, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 5, 32)]
@@ -229,7 +229,7 @@ def test_buffers_beside_the_trace(tmp_path):
         ([MAP, records.make("unprobed", function=1, launches=2, reason="no PTX")], "no launch has a buffer of map"),
     ],
 )
-def test_a_trace_without_such_a_map(segment, fact):
+def test_trace_without_the_map(segment, fact):
     done = run("block_sched", data=forge.pack(forge.trace(*segment)))
     assert done.returncode == 1 and done.stderr.decode().startswith(f"gpt-analyze: error: {fact}")
     assert len(done.stderr.splitlines()) == 1
@@ -256,7 +256,7 @@ def test_the_reason_why_no_launch_has_a_buffer_is_reported():
         (forge.probe_map("block_sched", type_="log", **FIELDS), "slot for each unit"),
     ],
 )
-def test_a_map_of_that_name_that_is_another(map_, fact):
+def test_different_map_of_the_same_name(map_, fact):
     segment = forge.trace(map_, forge.kernel(3, 4, NAME, 1), forge.probed(0, 3, 4, 1, 1), forge.buffer(0, b""))
     done = run("block_sched", data=forge.pack(segment))
     assert done.returncode == 1
@@ -352,7 +352,7 @@ WORDS = st.sampled_from([0, 1, 2, 31, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 <
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(*[WORDS] * 5), min_size=6, max_size=6))
-def test_the_wildest_numbers_are_no_fault(rows):
+def test_arbitrary_numbers_cause_no_traceback(rows):
     data = np.array([(*row[:3], row[3] & 0xFFFFFFFF, row[4] & 0xFFFFFFFF) for row in rows], SLOT)
     with np.errstate(all="raise"):
         found = make_schedule(MapLayout(MAP).read(data.tobytes(), 3, 64))
@@ -381,7 +381,7 @@ SAMPLE = forge.pack([*trace(BLOCKS)[:-1], forge.launches({4: 2}), *trace(BLOCKS)
 @pytest.mark.full
 @settings(max_examples=examples(15))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
-def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+def test_any_input_gives_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)
     for at, value in changes:
         data[at : at + len(value)] = value

@@ -9,7 +9,7 @@ from tests.trace import forge
 
 
 @pytest.mark.parametrize(("growth", "told"), [(4, True), (0.5, False)])
-def test_a_kernel_that_gets_slower(growth, told):
+def test_kernel_gets_slower(growth, told):
     """The first quarter of 40 launches takes 20 + 4 * 4.5 us on average, and the last quarter 20 + 4 * 34.5 us."""
     made, at = Made(), 10
     for number in range(40):
@@ -85,7 +85,7 @@ def test_work_that_begins_late_while_processes_share_a_gpu():
 
 
 @pytest.mark.parametrize(("took", "polls"), [(0.5, True), (0.01, False)])
-def test_a_host_that_keeps_asking(took, polls):
+def test_host_keeps_polling(took, polls):
     """Kernels run for 2 ms, and the host asks 1,000 times whether they're done, for 500 us or 10 us."""
     made = Made()
     for number in range(20):

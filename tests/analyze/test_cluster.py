@@ -202,7 +202,7 @@ def both(name, cluster, *args):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", MERGED)
-def test_a_cluster_says_the_same(name, cluster, tmp_path):
+def test_cluster_gives_the_same_answer(name, cluster, tmp_path):
     paths = [tmp_path / f"{at}.mp" for at in range(3)]
     for path, segment in zip(paths, segments_for(name), strict=True):
         path.write_bytes(forge.pack(segment))
@@ -213,7 +213,7 @@ def test_a_cluster_says_the_same(name, cluster, tmp_path):
 
 
 @pytest.mark.full
-def test_files_that_are_not_whole_and_children_and_copies(cluster, tmp_path):
+def test_partial_files_children_and_copies(cluster, tmp_path):
     """Read a trace that names other traces (one of which is missing), a copy of it, a truncated trace, and a missing
     file.
     """
@@ -325,7 +325,7 @@ def test_workers_with_another_gpt_are_an_error(text, tmp_path):
 
 
 @pytest.mark.full
-def test_a_scheduler_that_goes_meanwhile_is_an_error_of_one_line():
+def test_scheduler_exit_is_a_one_line_error():
     import distributed
 
     class Lost:
@@ -340,7 +340,7 @@ def test_a_scheduler_that_goes_meanwhile_is_an_error_of_one_line():
 
 
 @pytest.mark.full
-def test_a_cluster_that_loses_its_last_worker_is_waited_for_a_while():
+def test_cluster_without_workers_gets_a_grace_period():
     import distributed
 
     class Waiting:

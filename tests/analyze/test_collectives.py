@@ -46,7 +46,7 @@ def by(rows, *keys):
     return {tuple(row[key] for key in keys): row for row in rows}
 
 
-def test_two_ranks_one_of_which_is_late():
+def test_one_of_two_ranks_is_late():
     late = {(1, 2): 300 * US, (1, 5): 100 * US, (0, 7): 40 * US}
     begins, ends = lockstep(2, 10, late)
     found = ask("collectives", *(rank(n, begins[n], ends[n]) for n in (1, 0)))  # whatever their order
@@ -106,7 +106,7 @@ def test_communicators_of_some_ranks_each():
     assert kernels[GATHER, "0-3"]["waiting"] == pytest.approx(22.5 * US, abs=US)
 
 
-def test_kernels_in_which_not_all_wait_for_all_are_not_split():
+def test_kernels_without_full_barriers_are_not_split():
     begins, ends = lockstep(2, 7, {})
     found = ask("collectives", *(rank(n, begins[n], ends[n], [1, 3, 4, 1, 3, 5, 5]) for n in (0, 1)))
     first, _ = found.rows["ranks"]
@@ -117,7 +117,7 @@ def test_kernels_in_which_not_all_wait_for_all_are_not_split():
     assert found.verdicts["ranks"][-1] == "other NCCL: kernels in which not every rank waits for all others"
 
 
-def test_a_trace_that_ends_or_begins_earlier():
+def test_trace_ends_or_begins_earlier():
     begins, ends = lockstep(3, 30, {(2, n): 10 * US for n in range(30)})
     cuts = [slice(0, 30), slice(0, 20), slice(5, 30)]
     found = ask("collectives", *(rank(n, begins[n][cut], ends[n][cut]) for n, cut in enumerate(cuts)))
@@ -126,7 +126,7 @@ def test_a_trace_that_ends_or_begins_earlier():
 
 
 @pytest.mark.parametrize("header", [{"said": False}, {"rank": 0}])
-def test_ranks_that_are_not_told_apart_are_numbered(header):
+def test_indistinguishable_ranks_are_numbered(header):
     begins, ends = lockstep(2, 5, {(1, 2): 100 * US})
     found = ask("collectives", *(rank(n, begins[n], ends[n], pid=100 - n, **header) for n in (0, 1)))
     assert [(row["rank"], row["pid"]) for row in found.rows["ranks"]] == [("rank 0", 100), ("rank 1", 99)]
@@ -190,7 +190,7 @@ def test_missing_data_is_reported():
 
 
 @pytest.mark.parametrize("times", [[(1, (1 << 63) - 1)], [((1 << 63), 1 << 63)], [(5, 0)] * 3, [(9, 5), (3, 100)]])
-def test_the_wildest_times_are_no_fault(times):
+def test_arbitrary_times_cause_no_traceback(times):
     rows = [(begin, took, begin, 7, 1, 1, 1, 0) for begin, took in times]
     more = [records.make("gpu_times", **forge.rows(rows, forge.GPU_TIMES))]
     begins, ends = lockstep(2, 2, {})

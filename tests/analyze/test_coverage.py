@@ -9,7 +9,7 @@ from gpt.trace.process import iter_processes
 from tests.trace import forge
 
 
-def test_a_launch_whose_reason_names_no_kernel_counts_once():
+def test_launch_with_nameless_reason_counts_once():
     told = [
         forge.launches({5: 3, 6: 1}),
         records.make("unprobed", function=5, launches=1, reason="late"),
@@ -22,7 +22,7 @@ def test_a_launch_whose_reason_names_no_kernel_counts_once():
     assert make_coverage(process, {0: 2, 5: 1}).unprobed.total() == 3
 
 
-def test_of_a_process_without_end_no_reason_is_known():
+def test_process_without_end_has_no_reason():
     told = forge.pack(forge.trace(forge.launches({5: 3}), end=False))
     (process,) = iter_processes(wire.read_records(io.BytesIO(told), "in"), COVERED)
     found = make_coverage(process, {5: 3})

@@ -18,7 +18,7 @@ def path(made):
     return rows, found
 
 
-def test_a_host_that_launches_late():
+def test_host_launches_late():
     """In a unit of 30 us, the last work ends at 23 us, and the next unit begins when its launch call has returned."""
     rows, found = path(steps())
     assert rows == {
@@ -35,7 +35,7 @@ def test_a_host_that_launches_late():
     ]  # fmt: skip
 
 
-def test_a_gpu_that_is_never_idle():
+def test_gpu_never_idle():
     """Kernels are launched far ahead, some of them before the part of the trace that's read for the unit."""
     made = Made()
     for number in range(40):
@@ -47,7 +47,7 @@ def test_a_gpu_that_is_never_idle():
     assert ", 0.0 % of it on the host" in found.verdicts["path"][0]
 
 
-def test_a_host_that_waits_for_the_gpu():
+def test_host_waits_for_the_gpu():
     made = Made()
     for number in range(6):
         at = 150 * number
@@ -59,7 +59,7 @@ def test_a_host_that_waits_for_the_gpu():
 
 
 @pytest.mark.parametrize("takes", [30, 4])
-def test_a_copy_lasts_as_long_as_its_call_or_not(takes):
+def test_copy_may_outlast_its_call(takes):
     """The host waits for a copy that ends within its call, but not for a copy that outlasts it."""
     made = Made()
     for number in range(6):
@@ -76,7 +76,7 @@ def test_a_copy_lasts_as_long_as_its_call_or_not(takes):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_stream_that_waits_for_an_event_of_another(waits):
+def test_stream_waits_for_event_of_another(waits):
     """Each step's work in stream 8 begins when the collective in stream 7 has ended."""
     made = Made()
     made.found.append(forge.api(WAITS_FOR_EVENT, "cuStreamWaitEvent"))
@@ -138,7 +138,7 @@ OTHER = {"host": "h1", "boot_id": "b1"}
 
 
 @pytest.mark.parametrize(("shift", "header"), [(0, {}), (3000, OTHER), (-2000, OTHER)])
-def test_a_collective_that_waits_for_a_late_rank(shift, header):
+def test_collective_waits_for_late_rank(shift, header):
     """Rank 1 computes on its host for 635 us before it launches the collective; the clock of its machine may differ."""
     zero = {"host": "h0", "boot_id": "b0"} if header else {}
     rows, found = across(rank(0, (8, 10, 700), **zero), rank(1, (8, 640, 700), shift=shift, **header))
@@ -166,7 +166,7 @@ def test_the_last_rank_waits_for_none():
     assert rows[None, "host code", None] == (635.0 + 297.0, 2) and len(found.verdicts["path"]) == 2
 
 
-def test_a_rank_that_waits_for_a_rank_that_waits_for_another():
+def test_chain_of_waiting_ranks():
     """Rank 2 launches late. Rank 1 has a collective with rank 2, and then launches its collective with rank 0."""
     middle = rank(1, (9, 10, 600), (8, 605, 700), waits=((9, 20, 603), (8, 660, 703)))
     rows, found = across(rank(0, (8, 10, 700)), middle, rank(2, (9, 500, 600)))

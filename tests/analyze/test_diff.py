@@ -262,7 +262,7 @@ def test_the_parts_of_a_change_are_those_of_one_thread(tmp_path):
     assert found.verdicts["whole"][1] == ("in the thread that spends most time in calls, all of that is in CUDA calls")
 
 
-def test_only_known_conditions_are_said_to_differ(tmp_path):
+def test_only_known_conditions_are_reported_as_different(tmp_path):
     """If A doesn't name its GPU, B may have run on the same one. One run of A had the same probes as B."""
     card = records.make("device", index=0, name="H200", arch="sm_90", runs="sass")
     call = forge.calls([(1, MS, INIT, 0)])
@@ -295,7 +295,7 @@ def test_two_traces_are_needed(two, tmp_path):
     assert run("diff", two[0], tmp_path / "absent").returncode == 4
 
 
-def test_folders_are_runs_of_which_the_noise_is_known(tmp_path):
+def test_folders_are_runs_with_known_noise(tmp_path):
     """Each side has three runs with a child. B's waits take a fifth longer, more than runs differ by."""
     for side, (name, sync) in enumerate((("a", 3000), ("b", 3600))):
         folder = tmp_path / name

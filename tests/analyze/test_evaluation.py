@@ -16,7 +16,7 @@ SEEDS = {"Neutrino's static notebook": range(1, 7), "Neutrino's dynamic notebook
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_is_there(command):
+def test_every_command_exists(command):
     name, *words = command.split()
     assert name in ANALYSES
     analysis = import_module(f"gpt.analyze.{name}").ANALYSIS
@@ -26,7 +26,7 @@ def test_each_command_is_there(command):
     assert [word for word in words if word.startswith("-") and word not in known] == []
 
 
-def test_each_picture_is_there():
+def test_every_picture_exists():
     drawn = {f"figures/analyses/{file.name}" for file in (DOCS / "figures" / "analyses").iterdir()}
     assert set(re.findall(r"\]\((figures/[^)]*)\)", DRAWN)) == drawn
 

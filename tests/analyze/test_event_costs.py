@@ -51,7 +51,7 @@ def test_nodes_add_up_to_a_replay_without_events(others, cost, left):
     assert f"such a replay took 30.0ms, another one {whole} (medians)" in said
 
 
-def test_without_such_a_replay_a_pause_is_subtracted():
+def test_without_matching_replay_a_pause_is_subtracted():
     found, said = nodes_of(recorded())
     assert found == [(ms * MS, 500) for ms in (1, 2, 3, 6)]
     assert "less 500ns: the time between two events, as no replay without events has a GPU time" in said

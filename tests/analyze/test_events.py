@@ -59,7 +59,7 @@ SLOW = [(1000, 2500, ALLOC, 0, 0x7F00, 0, 4096, 0), (5000, 10, ALLOC, 0, 0, 0, 1
         (7000, 9000, ALLOC, 0, 0, 0, 3, 0), (9000, 2500, ALLOC, 0, 0, 0, 4, 0)]  # fmt: skip
 
 
-def test_the_slowest_calls_come_first_where_that_is_asked_for():
+def test_slowest_calls_come_first_on_request():
     data = forge.pack(forge.trace(*APIS, forge.calls(SLOW, forge.MEMORY, thread=21)))
 
     def sizes(*args):
@@ -114,7 +114,7 @@ def test_clock_records_move_all_calls_alike():
     assert [e["ts"] for e in found] == [i / 2 for i in range(1, 2000)]
 
 
-def test_ioctls_are_of_type_kernel_as_the_guide_has_them():
+def test_ioctls_have_type_kernel_as_in_the_guide():
     ioctl = {"kind": "ioctl", "thread": 3, "device": "/dev/nvidiactl", "request": 42, "name": "NV_ESC_RM_ALLOC",
              "start": 50, "duration": 7, "error": 22, "parent": 40}  # fmt: skip
     (found,) = events(forge.trace(ioctl))

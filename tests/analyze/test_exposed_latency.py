@@ -46,7 +46,7 @@ def test_parts_are_medians():
     assert [row[n] for n in ("prologue", "kernel", "epilogue", "total", "original")] == [16, 10, 3, 29, 11]
 
 
-def test_without_times_of_kernels_there_are_no_multiples():
+def test_no_multiples_without_kernel_times():
     found = ask("exposed_latency", PLAIN)
     (row,) = found.rows["latency"]
     assert not {"exposed", "kernel", "total", "original", "of_kernel"} & row.keys()
@@ -64,7 +64,7 @@ tensorop_count, 569, 100, , , ,
 """
 
 
-def test_figures_of_other_tools_stand_beside(tmp_path):
+def test_comparison_shows_figures_of_other_tools(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "f.csv"
     path.write_text(FILE)

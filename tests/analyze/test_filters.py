@@ -102,7 +102,7 @@ def test_filters_that_leave_out_everything(name, options):
     assert (done.returncode, done.stderr.decode(), done.stdout) == (1, fact, b"")
 
 
-def test_a_lack_says_of_what():
+def test_message_names_what_is_missing():
     done = run("dmat", "--tid", 1, data=TRACE)
     fact = (
         "no map 'dmat' in the trace: 'gpt-hook run -p dmat' records one; 2 launches lost what they saved: it is not in"

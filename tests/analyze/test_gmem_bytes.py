@@ -72,7 +72,7 @@ def test_text():
     )
 
 
-def test_a_trace_without_such_a_map():
+def test_trace_without_the_map():
     done = run("gmem_bytes", data=forge.pack(forge.trace(forge.launches({1: 2}))))
     fact = "no map 'gmem_bytes' in the trace: 'gpt-hook run -p gmem_bytes' records one"
     assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")

@@ -77,7 +77,7 @@ def test_kernels_of_one_name_are_one_row():
     assert rows == [("k", 5, 10), ("k1", 1, 2)]
 
 
-def test_a_kernel_that_was_looked_up_again_for_a_capture_has_its_times():
+def test_kernel_looked_up_again_for_capture_has_times():
     """The graph has a different id for the kernel than the launches with probes."""
     again = [records.make("function", id=n + 10, name=f"k{n}") for n in (1, 2)]
     one = {**forge.probed(1, 11, 1, 2, 32), "start": 2000, "exec": FIRST}

@@ -123,12 +123,12 @@ def test_kernels_that_are_shorter_than_their_launches():
     assert causes(found) == [("launch pace", None, 50.0, 10, 5.0)]
     assert doing(found) == {("host code", None): 10.0, ("cuLaunchKernel", None): 40.0}
     assert found.rows["verdict"][0]["told"] == (
-        "launch-bound: kernels of 3.00us behind launches of 8.00us; a CUDA graph would save at most 60.2 %; "
+        "launch-bound: kernels take 3.00us, but are launched every 8.00us; a CUDA graph would save at most 60.2 %; "
         "'gpt-analyze launches' lists them"
     )
 
 
-def test_a_call_counts_for_what_it_covers():
+def test_call_counts_for_the_code_it_covers():
     """The GPU was idle during an allocation that began while it worked, and during host code after it. Other threads'
     calls don't matter.
     """
@@ -222,7 +222,7 @@ def test_idle_and_gaps_agree_about_a_pause_of_the_recording():
     ]
 
 
-def test_a_time_that_is_longer_than_all_others_is_no_mean():
+def test_outlier_time_has_no_mean():
     made = Made()
     for at in (0, 400, 800, 9000):
         made.call("cuLaunchKernel", at, 5, at + 5, 90).call("cuStreamSynchronize", at + 10, 87)
@@ -239,7 +239,7 @@ def test_a_long_wait_does_not_count_once_for_each_piece_of_work_in_it():
     assert causes(found) == [("between work", None, 3.0, 3, 1.0)] and "waited" not in found.rows["causes"][0]
 
 
-def test_a_gpu_that_two_processes_share_is_idle_if_neither_uses_it():
+def test_shared_gpu_is_idle_if_neither_process_uses_it():
     one = Made().call("cuLaunchKernel", 0, 5, 5, 95).call("cuLaunchKernel", 390, 5, 400, 100)
     two = Made(pid=11).call("cuLaunchKernel", 150, 5, 155, 100)
     found = ask("idle", one.segment(), two.segment())
@@ -288,7 +288,7 @@ def test_kernels_with_few_blocks():
     assert ask("idle", made.segment()).rows["verdict"] != [row]
 
 
-def test_a_gpu_that_is_busy_with_one_kernel():
+def test_gpu_busy_with_one_kernel():
     made = Made().call("cuLaunchKernel", 0, 5, 5, 200).call("cuLaunchKernel", 10, 5, 205, 100, function=2)
     made.call("cuLaunchKernel", 20, 5, 305, 300)
     (row,) = ask("idle", made.segment()).rows["verdict"]
@@ -311,19 +311,19 @@ def test_one_action_for_calls_of_one_type():
 
 
 @pytest.mark.parametrize(("args", "partial"), [(["--cuda-stream", "0x7"], True), (["--gpu", "0"], False), ([], False)])
-def test_a_selection_that_omits_work_is_reported(args, partial):
+def test_selection_omitting_work_is_reported(args, partial):
     for name, table in (("idle", "gpus"), ("startup", "startup")):
         found = ask(name, looked_at().segment(), args=tuple(args))
         told = any(line.startswith("only the chosen") for line in found.verdicts[table])
         assert told == (partial or (name == "startup" and bool(args)))
 
 
-def test_work_whose_call_is_not_known():
+def test_work_without_known_call():
     found = ask("idle", Made().run(0, 10).run(30, 10).segment())
     assert causes(found) == [("not known", None, 20.0, 1, 20.0)]
 
 
-def test_a_gpu_that_is_never_idle_and_a_trace_without_times():
+def test_gpu_never_idle_and_trace_without_times():
     busy = ask("idle", Made().run(0, 10).run(10, 11, function=2).run(21, 10, function=3).segment())
     (row,) = busy.rows["verdict"]
     assert (row["cause"], row["time"]) == ("kernels", 31 * US) and "causes" not in busy.rows

@@ -85,7 +85,7 @@ def test_a_trace_without_ioctls():
 
 
 @pytest.mark.full
-def test_wild_ioctls_are_no_fault(tmp_path):
+def test_arbitrary_ioctls_cause_no_traceback(tmp_path):
     most = (1 << 64) - 1
     wild = [records.make("ioctl", thread=most, parent=most, device="", request=most, name="", command=most, start=start,
                          duration=most, error=5) for start in (0, 1, most)]  # fmt: skip

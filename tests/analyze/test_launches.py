@@ -82,7 +82,7 @@ def test_ranges_have_their_own_sums():
     assert rows["inner"] == (1, 4.0, 3.0, 5.0) and rows["outer"][0] == 6 and rows["(no range)"][0] == 5
 
 
-def test_a_queue_that_is_never_empty():
+def test_queue_never_empty():
     made = Made()
     for number in range(10):
         made.call("cuLaunchKernel", 3 * number, 2, 5 + 20 * number, 20)
@@ -95,7 +95,7 @@ def test_a_queue_that_is_never_empty():
     assert max(row["depth"] for row in found.rows["depth"]) == 9  # two launches had ended when the last one was made
 
 
-def test_a_host_that_is_late_for_other_reasons():
+def test_host_late_for_other_reasons():
     made = Made()
     for number in range(10):
         made.call("cuLaunchKernel", 100 * number, 5, 100 * number + 6, 50)

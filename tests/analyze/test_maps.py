@@ -20,7 +20,7 @@ def trace(map_, *launches, kernel=NAME, threads=64, **header):
     return forge.trace(*found, **header)
 
 
-def test_an_array_whose_slots_are_not_all_used():
+def test_array_with_unused_slots():
     map_ = forge.probe_map("mine", capacity=2, size="u32", error="f32")
     warps = [
         (1, 5, 0.5, 99, 99.0),

@@ -103,7 +103,7 @@ def test_a_context_ends_with_its_memory():
     assert rows(answers("memory", made(*two, ("cuDevicePrimaryCtxRelease", 2.5), *released)))["device"]["freed"] == 0
 
 
-def test_fragmentation_is_what_pages_hold_beside_live_memory():
+def test_fragmentation_is_page_memory_minus_live_memory():
     half = PAGE // 2
     found = answers("memory", made(
         ("cuMemAlloc", 0, BASE, half), ("cuMemAlloc", 2, BASE + half, half),
@@ -196,7 +196,7 @@ def stack(number, *paths):
     return records.make("stack", id=number, frames=frames)
 
 
-def test_who_asked_and_what_pytorch_does_not_see():
+def test_allocations_by_caller_outside_pytorch():
     stacks = [stack(1, "/l/libcudart.so.12", "/l/libc10_cuda.so", "/l/python3"), stack(2, "/l/libcublas.so.12")]
     calls = [("cuMemAlloc", 0, BASE, 1000), ("cuMemAlloc", 2, BASE + 4096, 500), ("cuMemFree", 4, BASE)]
     sites = [records.make("call_site", thread=1, start=ZERO + at * MS, stack=n) for at, n in ((0, 1), (2, 2))]
@@ -220,7 +220,7 @@ def test_who_asked_and_what_pytorch_does_not_see():
     assert found.rows["left"][0]["site"] == "libcublas.so.12"
 
 
-def test_the_line_of_python_that_asked():
+def test_python_line_that_allocated():
     def python(number, *frames):
         told = [{"path": path, "offset": 0, "function": name, **line} for path, name, line in frames]
         return records.make("stack", id=number, frames=told)
@@ -250,7 +250,7 @@ def test_the_line_of_python_that_asked():
     }  # fmt: skip
 
 
-def test_who_asked_by_module_and_range():
+def test_allocations_by_module_and_range():
     opened = [("Model", LAYERS, 0, 3), ("layers.0", LAYERS, 2, 3), ("load", None, 4, 6)]
     more = []
     for number, (name, domain, begin, end) in enumerate(opened, 1):
@@ -275,7 +275,7 @@ def test_time_without_recording_is_reported():
     assert "recording was off for 1.07s: allocations and frees in that time are missing" in found.verdicts["times"]
 
 
-def test_several_processes_and_one_that_was_killed():
+def test_several_processes_with_one_killed():
     two = made(("cuMemAlloc", 0, BASE, 10), pid=11, end=False)
     found = answers("memory", made(("cuMemAlloc", 0, BASE, 1000)), two)
     assert [picked(row, "pid", "left") for row in found.rows["memory"]] == [(10, 1000)] * 2 + [(11, 10)] * 2
@@ -308,13 +308,13 @@ def test_a_trace_without_calls(segment):
     assert done.returncode == 1 and b"no call allocates memory: 'gpt-hook run' records them" in done.stderr
 
 
-def test_a_program_that_allocates_nothing():
+def test_program_without_allocations():
     found = answers("memory", made(("cuMemFree", 0, BASE)))
     assert found.rows["memory"] == [] and "no call allocates memory" in found.verdicts["memory"][0]
 
 
 @pytest.mark.full
-def test_wild_rows_are_no_fault(tmp_path):
+def test_arbitrary_rows_cause_no_traceback(tmp_path):
     most = (1 << 64) - 1
     wild = [(at, took, number, 0, to, from_, size, 0)
             for at, took in ((1, most), (1 << 63, 1), (most, most)) for number in (1, 2, 7, 8, 9, 10)

@@ -94,7 +94,7 @@ def test_without_notes_there_are_only_calls(files):
     assert all(line.startswith(b"{") for line in plain)
 
 
-def test_launches_with_probes_are_not_said_to_be_none(tmp_path):
+def test_launches_with_probes_are_not_reported_as_none(tmp_path):
     segment = everything()
     probed = records.make("probed", id=1, kernel=1, function=1, thread=22, start=2000, device=0, stream=0,
                           grid=[1, 1, 1], block=[1, 1, 1], shared=0)  # fmt: skip
@@ -136,7 +136,7 @@ def test_files_of_several_runs_in_a_row(tmp_path):
         assert [process.pid for process in found.processes] == [10, 11]
 
 
-def test_a_cut_file_says_so(files, tmp_path):
+def test_truncated_file_is_reported(files, tmp_path):
     data = files[1].read_bytes()
     path = tmp_path / "cut"
     for at in range(data.index(b"\n{") + 200, len(data), 7001):

@@ -13,7 +13,7 @@ from tests.trace import forge
 
 
 @pytest.mark.parametrize("name", ["block_sched", full("warp_progress"), full("dmat")])
-def test_a_launch_that_is_not_there_is_an_error_and_draws_nothing(tmp_path, name):
+def test_missing_launch_is_an_error_and_draws_nothing(tmp_path, name):
     pytest.importorskip("matplotlib")
     fields = {"block_sched": FIELDS, "dmat": dict.fromkeys(("address", "clock", "bytes"), "u64"),
               "warp_progress": {"clock": "u64", "flops": "u64", "sm": "u32"}}[name]  # fmt: skip
@@ -59,7 +59,7 @@ def test_occupancy_tail_and_imbalance():
 
 @settings(max_examples=examples(60))
 @given(st.lists(BLOCK, min_size=1, max_size=30))
-def test_busy_is_when_a_block_is_there(blocks):
+def test_busy_means_a_block_is_resident(blocks):
     clocks = {}
     for start, took, sm in blocks:
         clocks.setdefault(sm, set()).update(range(start, start + took))

@@ -37,7 +37,7 @@ def test_kernels_are_compared_by_their_medians():
     ]  # fmt: skip
 
 
-def test_a_first_launch_that_loads_its_code_changes_no_slowdown():
+def test_first_launch_loading_code_does_not_change_slowdown():
     """Figures from an H200: 3 ms of the first launch are lazy loading."""
     took = ((3_300_000, 9940), (9900, 9950), (9800, 10_100))
     found = ask("overhead", trace(*(times(n, kernel=k, original=o) for n, (o, k) in enumerate(took)), code(94, 96)))
@@ -86,6 +86,6 @@ def test_memory_of_the_program(changes, allocations, peak, left):
     assert found.verdicts["kernels"] == ["memusage:12 for a launch at most, 40 for all"]
 
 
-def test_a_trace_of_which_nothing_was_added_up():
+def test_trace_without_totals():
     done = run("memusage", data=forge.pack(forge.trace(forge.launches({1: 2}))))
     assert done.returncode == 1 and b"no buffer sizes in the trace" in done.stderr

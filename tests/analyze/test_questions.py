@@ -50,7 +50,7 @@ def questions(found):
     return {row["question"]: row for row in found.rows["questions"]}
 
 
-def test_processes_are_told_by_their_ranks():
+def test_processes_are_named_by_rank():
     first, second = inference(), inference(tokens=12)
     for number, segment in enumerate((first, second)):
         segment[0] |= {"rank": number, "pid": 10 + number}
@@ -134,7 +134,7 @@ def test_unanswered_questions_name_an_option():
     assert asked["kernels an iteration"]["option"] == asked["calls of loading"]["option"] == "--calls all"
 
 
-def test_of_a_program_that_launched_nothing_no_option_would_tell_more():
+def test_no_option_is_suggested_without_launches():
     asked = questions(ask("summary", forge.trace(*APIS, forge.calls([call(0, INIT)]))))
     told = {name: row.get("option") for name, row in asked.items() if row["short"] == "nothing ran"}
     assert told == dict.fromkeys(
@@ -196,7 +196,7 @@ def test_an_iteration_begins_after_the_break_of_the_host():
     assert (row["first_kernel"], row["first"], row["count"], row["time"]) == ("k1", 3, 8, 100 * US)
 
 
-def test_time_stamps_that_make_no_sense_are_no_fault():
+def test_malformed_time_stamps_cause_no_traceback():
     rows = [forge.launch(start, took, LAUNCH, 1) for start in (1, 1 << 63, (1 << 64) - 1) for took in (1, 1 << 63)]
     segment = forge.trace(*APIS, *KERNELS, forge.calls(rows, forge.LAUNCH), tsc=1 << 63, tsc_hz=1)
     done = run("summary", data=forge.pack(segment))
@@ -244,7 +244,7 @@ def test_captured_calls_have_a_label_of_their_own():
     assert sorted(labels) == ["cuLaunchKernel", "cuLaunchKernel (captured)"]
 
 
-def test_few_launches_and_no_waits_are_said_in_plain_words():
+def test_few_launches_and_no_waits_are_explained():
     one = forge.trace(*APIS, *KERNELS, forge.calls([launch(100, 7)], forge.LAUNCH))
     asked = questions(ask("summary", one))
     assert asked["kernels an iteration"]["evidence"] == "process 10: 1 launch"

@@ -62,7 +62,7 @@ def test_kernels_without_branches_and_with_branches_that_do_not_diverge():
     assert found.verdicts["kernels"][1].startswith("no branch diverges: of 64 lanes")
 
 
-def test_waiting_in_barriers_and_for_whom():
+def test_barrier_waits_name_the_late_warp():
     block = [(1000, 10), (1000, 10), (50, 10), (1000, 10)]
     found = ask("sync_wait", trace("sync_wait", [block, block]))
     (row,) = found.rows["kernels"]
@@ -96,14 +96,14 @@ def test_pictures_and_narrow_tables(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_trace_without_such_a_map(name):
+def test_trace_without_the_map(name):
     done = run(name, data=forge.pack(forge.trace(forge.launches({1: 2}))))
     fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
     assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_run_in_which_the_probe_applied_to_nothing(name):
+def test_run_where_the_probe_matched_nothing(name):
     """The probe was requested, so the message about the missing map says why no launch has it."""
     rejected = records.make("unprobed", function=1, reason="no probe applies to it", launches=23)
     kernel = records.make("function", id=1, name="k1")

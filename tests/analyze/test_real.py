@@ -135,7 +135,7 @@ def test_a_trace_as_json_has_the_same_answer(trace):
 
 
 @pytest.mark.full
-def test_a_program_that_is_killed(tmp_path):
+def test_program_killed(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:
@@ -154,7 +154,7 @@ def test_a_program_that_is_killed(tmp_path):
 
 
 @pytest.mark.full
-def test_a_program_that_runs_can_be_looked_at(tmp_path):
+def test_running_program_can_be_analyzed(tmp_path):
     program = hooked.compile_c(tmp_path / "client", CLIENT)
     line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, 10**9)
     with subprocess.Popen(line) as process:

@@ -92,12 +92,12 @@ def test_times_of_blocks_and_of_kernels_with_probes():
     assert (row["timed"], row["time"]) == ("probed", 800)
 
 
-def test_copies_by_tensor_map_count_as_what_barriers_waited_for():
+def test_tensor_map_copies_count_as_barrier_waits():
     (row,) = ask("roofline", trace(moved(1, 2, 4, 8, 100), computed(0))).rows["kernels"]
     assert row["bytes"] == 107
 
 
-def test_a_probe_that_found_nothing_in_a_kernel_counts_nothing():
+def test_probe_without_sites_counts_nothing():
     site = {"probe": "tensorop_count.begin", "position": "kernel", "matched": 1, "woven": 0}
     found = ask("roofline", trace(moved(1000), took(1000), maps=(1,), sites=[site]), args=PEAKS)
     (row,) = found.rows["kernels"]
@@ -229,7 +229,7 @@ def test_numbers_that_are_too_large_are_shown():
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_trace_without_such_maps():
+def test_trace_without_the_maps():
     done = run("roofline", data=forge.pack(forge.trace(forge.launches({1: 2}))))
     assert done.returncode == 1
     assert done.stderr.decode() == (

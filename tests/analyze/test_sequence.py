@@ -72,7 +72,7 @@ def test_only_a_call_that_fills_most_of_a_gap_is_its_reason(between, reason, sha
     assert row["share"] == pytest.approx(share) and row["in_calls"] == pytest.approx(in_calls)
 
 
-def test_gaps_that_overlap_are_not_told_as_parts_of_a_whole():
+def test_overlapping_gaps_have_no_shares():
     """After two launches and a wait of 1 ms, the third launch comes 497 ms later. The time after the wait is also time
     between launches.
     """
@@ -145,7 +145,7 @@ def recording(*changes):
     return [records.make("recording", on=on, at=ZERO + int(at * MS)) for at, on in changes]
 
 
-def test_time_that_was_not_recorded_is_neither_idle_nor_busy():
+def test_unrecorded_time_is_neither_idle_nor_busy():
     """Four launches of 2 ms. Recording was off from 10 to 50 ms, and nothing is known about the host in that time."""
     at = (1, 5, 53, 57)
     ran = gpu_times(*((start, 2, start, "cuLaunchKernel", 1) for start in at))
@@ -177,7 +177,7 @@ def test_iterations_leave_out_what_was_not_recorded():
     assert [row["time"] for row in plain] == [20 * MS] and [row["time"] for row in found] == [10 * MS]
 
 
-def test_an_iteration_in_which_recording_was_off_is_not_the_median():
+def test_iteration_with_recording_off_is_not_the_median():
     """Iterations take 10, 10, 90, 90, 20 and 20 ms; recording was off for a while in the two longest."""
     starts = [100, 110, 120, 210, 300, 320, 340]
     calls = [call for at in starts for call in (*launches((at, 1), (at + 2, 2)), ("cuStreamSynchronize", at + 4, 1))]
@@ -348,7 +348,7 @@ def test_rounds_after_a_warm_up_that_launches_more_often():
     assert told.startswith("7 equal rounds of 1 launch from launch 12 on, of which the 6 after Warmup are timed; ")
 
 
-def test_rounds_that_only_the_inference_has_are_said_to_be():
+def test_rounds_only_in_inference_are_reported():
     """Five kernels, each launched 100 times in a row: the inference begins when the last one has been launched."""
     calls = launches(*((10 * (100 * kernel + n), kernel) for kernel in range(1, 6) for n in range(100)))
     (told,) = (line for line in ask("stages", made(*calls)).verdicts["stages"] if "equal rounds" in line)
@@ -376,7 +376,7 @@ def test_rounds_that_interleave_are_counted_thread_by_thread():
     assert "20 rounds if the launches of each thread are counted alone, as threads interleave" in told
 
 
-def test_a_part_of_a_round_at_the_end_is_no_round():
+def test_partial_round_at_the_end_is_not_counted():
     """The program was killed in its fifth round."""
     segment = made(*launches(*((10 + 3 * n, 1 + n % 3) for n in range(14))))
     (row,) = ask("summary", segment).rows["iterations"]
@@ -503,7 +503,7 @@ def test_a_kernel_at_the_end_is_not_part_of_a_warmup():
     assert row["time"] < 1300 * MS
 
 
-def test_rounds_launched_ahead_of_the_gpu_take_as_long_as_they_are_waited_for():
+def test_rounds_launched_ahead_take_until_the_wait_ends():
     """Each graph launch takes 40 us on the host and runs for 600 us."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2))]
     calls += [("cuStreamSynchronize", 20, 5), *launches(*((30 + 2 * n, 1 + n % 2) for n in range(20)))]
@@ -522,7 +522,7 @@ def test_rounds_that_are_never_waited_for_have_the_time_of_their_launches():
     assert found.verdicts["stages"][-2].endswith("; none of them is waited for, so they may take longer on the GPU")
 
 
-def test_a_round_that_was_held_up_was_not_launched_ahead():
+def test_delayed_round_was_not_launched_ahead():
     """The host waits for each token. One of them takes ten times as long as all others together."""
     calls = [("cuInit", 0, 1), ("cuMemcpyHtoD", 2, 2, 64), *launches((10, 1), (15, 2)), ("cuStreamSynchronize", 20, 5)]
     for token in range(10):
@@ -553,7 +553,7 @@ def test_time_in_two_stages_at_once_counts_once():
     assert sum(row.get("segment") or 0 for row in stages) == 27 * MS
 
 
-def test_ranges_of_libraries_are_no_stages():
+def test_ranges_of_libraries_are_not_stages():
     """NCCL names ranges after its functions, such as ncclCommInitRankConfig. Only ranges in the program's own domain
     are stages.
     """
@@ -579,7 +579,7 @@ def test_stages_are_those_of_nvtx_where_the_program_has_them():
     assert verdict[0] == "found by NVTX ranges"
 
 
-def test_stages_of_what_is_launched_once():
+def test_stages_of_kernels_launched_once():
     rows = ask("stages", made(("cuInit", 0, 1), ("cuModuleLoadData", 1, 2), *launches((5, 1), (7, 2)))).rows["stages"]
     assert [(row["category"], row["time"]) for row in rows] == [
         ("Initialization", 1 * MS), ("Kernel Compile", 4 * MS), ("Inference", 3 * MS), ("Total", 8 * MS),
@@ -593,7 +593,7 @@ def test_stages_of_what_is_launched_once():
         (32 << 10, {"Initialization": 2, "Weight Loading": 32 - 2, "Other": 40 - 32}),
     ],
 )
-def test_a_few_bytes_are_no_weights(size, wanted):
+def test_few_bytes_do_not_count_as_weights(size, wanted):
     """Two copies at 2 and 30 ms take 2 ms each, long before code is loaded. They count as weights only from 64 KiB
     on.
     """
@@ -621,7 +621,7 @@ def test_kernel_compile_says_what_it_is_from_and_until(calls, told):
     assert f"Kernel Compile: {told}" in ask("stages", made(*calls)).verdicts["stages"]
 
 
-def test_rounds_of_graphs_are_said_to_be():
+def test_rounds_of_graphs_are_reported():
     """Rounds consist of a graph alone, or of a graph and a kernel."""
     graph = forge.api(9, "cuGraphLaunch")
     for kernel, told in ((False, "1 launch of a graph"), (True, "2 launches, 1 of graphs,")):
@@ -634,7 +634,7 @@ def test_rounds_of_graphs_are_said_to_be():
         assert any(f"equal rounds of {told} from launch " in line for line in verdict), verdict
 
 
-def test_a_graph_whose_handle_is_a_number_of_a_kernel_is_not_that_kernel():
+def test_graph_handle_equal_to_kernel_number_is_not_that_kernel():
     graph, more = forge.api(9, "cuGraphLaunch"), []
     for at in range(1, 9):
         more.append(forge.calls([(ZERO + 10 * at * MS, MS, 9, 0, 1, 0)], forge.OBJECT))
@@ -650,7 +650,7 @@ def test_stages_without_a_launch_say_what_is_missing(calls):
     assert done.stderr.startswith(b"gpt-analyze: error: no launch of a kernel or graph in the trace, and stages are")
 
 
-def test_the_wildest_times_are_no_fault():
+def test_arbitrary_times_cause_no_traceback():
     wild = [forge.launch(start, took, 1, 1) for start in (1, 1 << 63) for took in (1, 1 << 63, (1 << 64) - 1)]
     for name in ("gaps", "stages"):
         segment = made(*launches((1, 1), (2, 1)), more=[forge.calls(wild, forge.LAUNCH)])
@@ -670,7 +670,7 @@ def loading(first, more=(), begin=0.01):
     return made(*(("cuLaunchKernel", *call) for call in made_), more=[times])
 
 
-def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
+def test_kernel_loading_is_not_gpu_time():
     """Loading the code takes 80 ms of the launch call. The GPU reaches the event before the launch long before that."""
     segment = loading(80.01)
     found = ask("summary", segment)
@@ -690,7 +690,7 @@ def test_the_loading_of_a_kernel_is_no_time_of_the_gpu():
     assert row["total"] / MS == pytest.approx(80.03)  # the time on the host is unchanged
 
 
-def test_a_first_launch_that_waited_for_its_turn_loaded_nothing_on_the_gpus_time():
+def test_first_launch_in_queue_loads_no_code_in_gpu_time():
     """Earlier work in the stream took longer than loading the code, so the launch's event came later."""
     (kernel,) = ask("summary", loading(80.01, begin=85)).rows["kernels"]
     assert kernel["gpu_total"] / MS == pytest.approx(3 * 2 + 80.01, abs=0.01)
@@ -724,7 +724,7 @@ def test_threads_that_wait_for_the_same_loading(second, left):
     assert kernel["gpu_total"] / MS == pytest.approx(40 * 2 + left, abs=0.6)
 
 
-def test_of_a_kernel_that_was_launched_once_its_loading_is_not_known():
+def test_kernel_launched_once_has_unknown_loading_time():
     found = ask("summary", loading(0.01, more=[(201, 50, 2)]))
     kernels = {row["name"]: row["gpu_total"] / MS for row in found.rows["kernels"]}
     assert kernels["k2"] == 2  # the call took long
@@ -751,7 +751,7 @@ def test_gaps_of_a_process_that_made_no_call():
     assert done.returncode == 0 and said in text and "the last call" not in text
 
 
-def test_a_copy_that_only_waits_takes_no_time_of_its_own():
+def test_waiting_copy_takes_no_time_itself():
     """Each copy from the device returns at once, while the kernel before it runs; then the host waits for both."""
     at = Made()
     for number in range(8):

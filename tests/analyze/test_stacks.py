@@ -62,7 +62,7 @@ def test_idle_says_where_the_host_was():
 
 
 @pytest.mark.parametrize(("waits", "said"), [(3, False), (4, True)])
-def test_a_lock_that_the_host_waits_for_is_mentioned(waits, said):
+def test_lock_that_the_host_waits_for_is_reported(waits, said):
     """At least a quarter of 16 samples must wait for it."""
     made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
     made.found[:0] = STACKS

@@ -127,7 +127,7 @@ def test_calls_that_did_not_return_are_counted_and_not_timed():
     assert "status" not in found["processes"][0] and not found["end"]
 
 
-def test_a_function_of_which_no_call_returned():
+def test_function_without_returned_calls():
     found = summed(forge.trace(*APIS, forge.calls([(5, 0, 5, 0)])))
     row = functions(found)["cuStreamSynchronize"]
     assert (row["calls"], row["open"]) == (1, 1)
@@ -199,7 +199,7 @@ def test_kernels_that_graphs_launched():
     assert {r["name"]: r["launches"] for r in found["kernels"]} == {"a": 1000 + 1 + 2 * 3, "b": 10 + 100}
 
 
-def test_a_graph_that_makes_no_sense():
+def test_malformed_graph():
     wrong = records.make("graph", exec=1, at=1, nodes=1, functions=[1, 2], launches=[1])
     summed(forge.trace(wrong), status=3, warnings=1)
 
@@ -299,7 +299,7 @@ def test_time_inside_of_graphs_is_part_of_the_time_of_the_gpu():
 
 
 @pytest.mark.parametrize(("runs", "said"), [("ptx", 1), ("sm_90", 0)])
-def test_times_of_the_simulated_device_are_told_to_be_that(runs, said):
+def test_simulated_times_are_labelled(runs, said):
     device = records.make("device", index=0, name="x", arch="sm_90", runs=runs)
     for name in ("summary", "gaps", "stages"):
         launched = forge.calls([forge.launch(90, 8, 4, 1)], forge.LAUNCH)
@@ -308,7 +308,7 @@ def test_times_of_the_simulated_device_are_told_to_be_that(runs, said):
         assert lines.count("the simulated device ran this: its times say nothing about a GPU") == said
 
 
-def test_ioctls_stand_beside_the_calls_that_they_are_part_of():
+def test_ioctls_are_listed_with_their_calls():
     ioctls = [
         {
             "kind": "ioctl",
@@ -382,7 +382,7 @@ def test_processes_are_summed_up_together_and_named_apart():
     assert (row["calls"], row["total"], row["slowest"], row["slowest_pid"]) == (2, 25, 15, 2)  # 2 ticks a ns
 
 
-def test_one_answer_stands_before_the_last_end():
+def test_one_answer_precedes_the_last_end():
     segment = forge.trace(*APIS, forge.calls([(5, 10, 1, 0)]))
     lines = run("--json", data=forge.pack(segment, segment, segment)).stdout.splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
@@ -417,13 +417,13 @@ def test_children_are_read_once_and_absent_ones_named(tmp_path):
     assert done.returncode == 0 and [line.split()[2] for line in done.stderr.splitlines()] == [b"gone:", b"t.mp:"]
 
 
-def test_a_segment_that_only_tells_of_a_process_is_none(tmp_path):
+def test_segment_with_only_a_process_record_is_ignored(tmp_path):
     tells = forge.trace(records.make("child", pid=2, how="spawn"), pid=2, argv=[])
     found = summed(forge.trace(*APIS, pid=1), tells)
     assert [p["pid"] for p in found["processes"]] == [1]
 
 
-def test_a_torn_trace_counts_as_far_as_it_goes(tmp_path):
+def test_torn_trace_counts_up_to_the_tear(tmp_path):
     data = forge.pack(forge.trace(*APIS, forge.calls([(5, 10, 1, 0)])))
     (tmp_path / "a.mp").write_bytes(data[:-5])
     (tmp_path / "b.mp").write_bytes(data.replace(b"\xa3pid\x0a", b"\xa3pid\x0b"))
@@ -498,7 +498,7 @@ def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
         assert "and 12 more kernels: 12 launches" in lines
 
 
-def test_a_table_of_wrong_answers_is_no_fault():
+def test_malformed_answers_are_reported():
     strange = [
         {"kind": "answer", "name": 5},
         records.make("answer", name="a", columns=[], stride=0, texts=[], rows=b"x", verdict=[]),
@@ -512,7 +512,7 @@ def test_a_table_of_wrong_answers_is_no_fault():
         ]
 
 
-def test_an_answer_as_csv_has_every_row_as_it_is():
+def test_csv_answer_has_every_row_unrounded():
     kernels = [records.make("function", id=i, name=f'_Z{i},"\n') for i in range(40)]
     segment = forge.trace(*APIS, *kernels, forge.launches(dict.fromkeys(range(40), 2)), forge.calls([(5, 10, 1, 0)]))
     text = run("--format", "csv", data=forge.pack(segment)).stdout.decode()
@@ -571,7 +571,7 @@ SAMPLE = forge.pack(
 @pytest.mark.full
 @settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=8)), max_size=4))
-def test_whatever_comes_there_is_an_answer_or_one_error(changes):
+def test_any_input_gives_an_answer_or_one_error(changes):
     data = bytearray(SAMPLE)
     for at, value in changes:
         data[at : at + len(value)] = value
@@ -584,7 +584,7 @@ def test_whatever_comes_there_is_an_answer_or_one_error(changes):
 
 
 @pytest.mark.full
-def test_the_wildest_rows_are_no_fault():
+def test_arbitrary_rows_cause_no_traceback():
     rows = []
     for field, code in enumerate("QQIiQQQQ"):
         for value in (0, 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):

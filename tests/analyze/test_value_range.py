@@ -48,12 +48,12 @@ def test_nan_and_infinity_come_first_and_say_where():
     assert found.verdicts["kernels"][1] == "NaN in bad, 2 of its 6 threads, first in launch 3"
 
 
-def test_a_kernel_whose_results_are_0_has_a_bin_that_is_seen():
+def test_kernel_with_zero_results_has_a_visible_bin():
     (row,) = answers("value_range", trace([(-0.0, 0.0, 0)])).rows["sizes"]
     assert (row["low"], row["high"], row["threads"]) == (0, pytest.approx(1), 1)
 
 
-def test_a_kernel_that_computes_nothing():
+def test_kernel_without_arithmetic():
     found = answers("value_range", trace([NOTHING]))
     assert found.verdicts["kernels"][1] == "no thread computed in single precision" and found.rows["sizes"] == []
 

@@ -70,7 +70,7 @@ def test_columns_double_where_numbers_differ_widely():
     assert edges[:4].tolist() == [0, 1, 2, 4] and counts[:3].tolist() == [1, 4, 1] and counts[-1] == 1
 
 
-def test_numbers_far_below_the_first_ones_are_no_less_exact():
+def test_numbers_far_below_the_first_are_as_exact():
     """The first launch reads gigabytes, and the others a few bytes, so the median is a few bytes."""
     values = Distribution()
     values.add(np.array([10**9, 3 * 10**9], np.uint64))

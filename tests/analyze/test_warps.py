@@ -29,7 +29,7 @@ def trace(*launches, **header):
     return forge.trace(*found, **header)
 
 
-def test_warps_alone_and_beside_other_kernels():
+def test_warps_alone_and_with_other_kernels():
     alone, one, other = [(0, 100), (0, 300)], [(1000, 1100), (1000, 1500)], [(1400, 1500), (1450, 1600)]
     found = ask("warp_sched", trace(alone, one, other), trace([(1000, 1100)], pid=11))  # not of the same process
     rows = {row["how"]: row for row in found.rows["kernels"]}
@@ -42,10 +42,10 @@ def test_warps_alone_and_beside_other_kernels():
     assert (sum(row["alone"] for row in times), sum(row["shared"] for row in times)) == (3, 4)
     near = {row["time"]: row["shared"] for row in times if row["shared"]}
     assert sum(count for time, count in near.items() if 90 < time < 110) == 2  # both take 100 ns
-    assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 beside others; tail: ")
+    assert found.verdicts["kernels"][0].startswith("7 warps of 4 launches, 2 sharing the GPU; tail: ")
 
 
-def test_warps_beside_those_of_another_process_on_the_same_gpu():
+def test_warps_with_another_process_on_the_same_gpu():
     def of(pid, uuid, launch):
         found = trace(launch, pid=pid)
         device = forge.records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass")
@@ -77,7 +77,7 @@ def test_the_tail_is_a_share_of_the_launch():
     assert "tail: 12.5 % of a launch in the mean" in found.verdicts["kernels"][0]
 
 
-def test_a_launch_of_which_no_warp_saved_anything():
+def test_launch_without_saved_warps():
     (row,) = ask("warp_sched", trace([None, None])).rows["kernels"]
     assert (row["warps"], row["silent"], row["span"]) == (0, 2, 0)
 
@@ -98,7 +98,7 @@ def test_tensor_operations_add_up():
 
 
 @pytest.mark.parametrize("name", ["tensorop_count", "warp_sched"])
-def test_a_trace_without_such_a_map(name):
+def test_trace_without_the_map(name):
     done = run(name, data=forge.pack(forge.trace(forge.launches({1: 2}))))
     fact = f"no map '{name}' in the trace: 'gpt-hook run -p {name}' records one"
     assert (done.returncode, done.stderr.decode()) == (1, f"gpt-analyze: error: {fact}\n")

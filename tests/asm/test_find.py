@@ -76,7 +76,7 @@ def test_a_name_is_one_on_path_and_a_path_is_one(places, tmp_path, monkeypatch):
     assert find.Tools("./ptxas", places()).choose(None, SM_90).path == str(tmp_path / "ptxas")
 
 
-def test_the_newest_that_knows_it_replaces_one_that_does_not(places, tmp_path):
+def test_newest_ptxas_with_support_replaces_one_without(places, tmp_path):
     environment = places("PATH", "CUDA_HOME", "nvidia", "triton")
     ptxas(tmp_path / "cuda" / "bin", "exit 1", release="12.8.1", versions="8.0 8.7")
     ptxas(tmp_path / "site/nvidia/cu13/bin", "exit 1", release="13.2.1", versions="8.0 9.2", targets="sm_90 sm_121")
@@ -101,7 +101,7 @@ def test_all_of_path_is_searched_for_a_newer_one(places, tmp_path):
     assert tools.choose((9, 3), SM_90).release == (13, 3, 1)
 
 
-def test_the_one_that_was_named_is_not_replaced(places):
+def test_named_ptxas_is_not_replaced(places):
     given = places.found["triton"]
     with pytest.raises(MissingError, match=r"doesn't know PTX 9\.1: install"):
         find.Tools(str(given), places("PATH")).choose((9, 1), SM_90)
@@ -116,7 +116,7 @@ def test_files_that_are_not_ptxas_are_skipped(places, tmp_path, text):
         find.Tools(None, places("PATH")).first()
 
 
-def test_a_ptxas_that_does_not_answer_is_given_up(places, tmp_path, monkeypatch):
+def test_hanging_ptxas_is_abandoned(places, tmp_path, monkeypatch):
     monkeypatch.setattr(find, "PATIENCE", 0.1)
     (tmp_path / "path" / "ptxas").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(MissingError, match="does not answer --version"):
@@ -171,7 +171,7 @@ def test_code_is_assembled_for_compatible_targets_only(source, fits, others):
 
 
 @pytest.mark.full
-def test_ptxas_agrees_on_what_can_be_assembled_for_what(tmp_path):
+def test_ptxas_agrees_on_supported_targets(tmp_path):
     from gpt.asm.backend import Options
     from gpt.asm.ptxas import Runner
 
@@ -204,7 +204,7 @@ def test_version_of_a_module(text, version):
     assert find_version(text) == version
 
 
-def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
+def test_ptxas_without_version_list_reports_its_targets(tmp_path):
     path = ptxas(tmp_path, "exit 0", targets="sm_75")
     path.write_text(path.read_text().replace("--list-version) ", "--list-version) exit 1; "))
     tools = find.Tools(str(path), {})
@@ -213,7 +213,7 @@ def test_one_that_does_not_list_its_versions_still_says_its_targets(tmp_path):
         tools.choose((8, 7), SM_90)
 
 
-def test_a_compiler_whose_quote_is_not_closed():
+def test_compiler_with_unclosed_quote():
     """A wrong setting isn't an internal error."""
     assert find.split_compiler({"CC": "ccache 'my gcc' -m64"}) == ["ccache", "my gcc", "-m64"]
     assert find.split_compiler({"CC": " "}) == find.split_compiler({}) == ["cc"]

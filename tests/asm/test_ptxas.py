@@ -84,7 +84,7 @@ def test_messages_of_a_ptxas_with_another_name_are_parsed(tool, tmp_path):
     assert faults(other, HEAD + "\n.visible .entry k() { bogus; }\n")[0][0] == "m:5"
 
 
-def test_spills_are_told_and_limits_passed_on(tool):
+def test_spills_are_reported_and_limits_passed_on(tool):
     text = hungry(100).encode()
     free = Runner(60).assemble(tool, text, "m", SM_90, Options())
     tight = Runner(60).assemble(tool, text, "m", SM_90, Options(registers=32))
@@ -147,7 +147,7 @@ def test_a_module_may_say_where_its_lines_come_from(tool):
 
 
 @given(name=st.text(st.characters(), min_size=1), line=st.integers(1, 10**9))
-def test_any_name_of_a_probe_file_comes_back(name, line):
+def test_any_probe_file_name_round_trips(name, line):
     lines = [b"first", marked("add;", name, line).encode("ascii"), b"//@ x", b"; //@ :4", b"//@ a:b"]
     assert lines[1].count(b"\n") == 1
     assert reports._place(lines, 2, "m") == f"{name}:{line}"
@@ -233,7 +233,7 @@ def test_output_without_end_is_cut_off(bad, monkeypatch):
 @pytest.mark.parametrize(
     "does", ["sleep 300", "sleep 300 & exit 0", "exec >/dev/null 2>&1; sleep 300", "trap '' TERM; sleep 300"]
 )
-def test_one_that_hangs_is_killed_and_all_that_it_started(bad, monkeypatch, does):
+def test_hanging_process_is_killed_with_its_children(bad, monkeypatch, does):
     groups = []
 
     class Noted(subprocess.Popen):

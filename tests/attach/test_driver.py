@@ -21,7 +21,7 @@ def refuse(_):
         (1000, "root is needed"),
     ],
 )
-def test_a_process_that_cannot_be_read(monkeypatch, user, fact):
+def test_unreadable_process(monkeypatch, user, fact):
     monkeypatch.setattr(driver, "_read_maps", refuse)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     with pytest.raises(MissingError) as found:

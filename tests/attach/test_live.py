@@ -175,7 +175,7 @@ EVIL = 'a":cuInit { } BEGIN { printf("kernel 1 1 1 1 1 FORGED\\n"); } uretprobe:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_driver_is_watched_whatever_its_path_and_no_text_of_it_is_in_the_program(gone, tmp_path):
+def test_driver_is_watched_under_any_path_which_the_program_omits(gone, tmp_path):
     folder = tmp_path / EVIL.replace("/", "")
     folder.mkdir()
     shutil.copy(hooked.runtime() / "sim" / "libcuda.so.1", folder)

@@ -112,7 +112,7 @@ def test_no_function_of_another_gpt_hook_is_in_the_program(answer, tmp_path, mon
 @pytest.mark.parametrize(
     ("data", "fact"), [(b"", "not a shared library"), (b"\x7fELF" + bytes(60), "not a shared"), (b"x" * 99, "not a")]
 )
-def test_a_file_that_is_not_a_library_is_refused(data, fact, tmp_path):
+def test_file_not_a_library_is_refused(data, fact, tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(data)
     with pytest.raises(GptError, match=fact):
         exports(tmp_path / "libcuda.so.1")
@@ -200,7 +200,7 @@ def test_only_regular_files_are_opened(kind, tmp_path):
         driver.open_library(str(path))
 
 
-def test_a_file_whose_owner_holds_a_lease_is_not_waited_for(tmp_path, monkeypatch):
+def test_leased_file_is_not_awaited(tmp_path, monkeypatch):
     """Another user's files once made root wait 45 seconds each."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # says that somebody opens the file
     shutil.copy("/bin/true", tmp_path / "libcuda.so.1")
@@ -250,7 +250,7 @@ def attach(*options, before=""):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
-def test_a_driver_that_finds_no_descriptor_is_not_passed_over(mapped):
+def test_attach_out_of_descriptors_is_reported(mapped):
     """Once, other users' files used up all descriptors, and the driver in use wasn't watched, without a message."""
     pid = mapped(40).pid
     for options in (["--system"], ["-p", str(pid)]):
@@ -294,7 +294,7 @@ def test_a_driver_of_another_user_is_left_out(mapped, tmp_path):
 
 
 @pytest.mark.parametrize(("error", "fact"), [(errno.EPERM, "root lacks CAP_SYS_ADMIN"), (errno.EACCES, "")])
-def test_a_file_that_not_even_root_may_open_is_passed_over(monkeypatch, error, fact):
+def test_file_that_root_cannot_open_is_skipped(monkeypatch, error, fact):
     """FUSE file systems have files that root can't read, and any user can map them."""
 
     def refuse(place):

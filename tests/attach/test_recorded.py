@@ -84,7 +84,7 @@ def launched(found):
     return [found.kernel(row) for row in found.calls("function") if found.api(row).name == "cuLaunchKernel"]
 
 
-def test_a_launch_whose_line_comes_before_that_of_the_look_up_has_the_name(tmp_path):
+def test_launch_line_before_lookup_line_has_the_name(tmp_path):
     look_up = [*name("kernel", 5_000_002_000), call("cuModuleGetFunction", 5_000_002_000, object=0x20)]
     again = [line.replace(" 7 7 5000002000", " 7 9 5000005000") for line in look_up]
     lines = [launch(0x20, 5_000_004_000, tid=8), *again, *look_up, launch(0x20, 5_000_006_000)]
@@ -93,20 +93,20 @@ def test_a_launch_whose_line_comes_before_that_of_the_look_up_has_the_name(tmp_p
     assert len(found.incomplete) == 1
 
 
-def test_a_kernel_without_a_name_has_none_of_another_that_was_looked_up_again(tmp_path):
+def test_unnamed_kernel_does_not_take_the_name_of_another(tmp_path):
     look_up = [*name("kernel", 5_000_002_000), call("cuModuleGetFunction", 5_000_002_000, object=0x20)]
     lines = [launch(0x20, 5_000_001_000), *look_up, launch(0x20, 5_000_004_000), launch(0x30, 5_000_005_000)]
     assert launched(trace(tmp_path, as_json([*BEGIN, *lines, *END]))) == ["#1", "kernel", "#3"]
 
 
-def test_time_that_the_machine_slept_is_no_time_of_the_clock(tmp_path):
+def test_suspended_time_does_not_count(tmp_path):
     begin = [line.replace(" 0", " 4000000000") if line.startswith("machine") else line for line in BEGIN]
     found = trace(tmp_path, as_json([*begin, call("cuMemFree_v2", 5_000_001_000), *END]))
     assert found.processes[0].header["monotonic"] == 1_000_000_000
     assert found.calls()["start"].tolist() == [1000]
 
 
-def test_a_clock_that_is_behind_another_cpus_makes_a_call_short(tmp_path):
+def test_clock_skew_between_cpus_shortens_a_call(tmp_path):
     found = trace(tmp_path, as_json([*BEGIN, call("cuMemFree_v2", 5_000_001_000, duration=2**64 - 50), *END]))
     assert found.calls()["duration"].tolist() == [1]
 
@@ -134,7 +134,7 @@ def test_processes_take_turns_and_an_id_may_come_again(tmp_path):
     assert not [line for line in found.incomplete if "no end" in line]
 
 
-def test_a_recording_that_was_cut_is_an_interrupted_trace(tmp_path, capfd):
+def test_truncated_recording_is_an_interrupted_trace(tmp_path, capfd):
     text = as_json(WHOLE[:-3])
     said = attach(tmp_path, text[:-9], capfd)
     assert "; the first is '" in said
@@ -158,7 +158,7 @@ def test_lines_that_mean_nothing_are_counted_and_harm_nothing(form, tmp_path):
     assert len(found.calls()) == 1
 
 
-def test_json_that_is_none_harms_nothing(tmp_path):
+def test_invalid_json_is_ignored(tmp_path):
     text = as_json([*BEGIN, WHOLE[4], *END])
     odd = ["{", "{}", '{"type": "printf"}', '{"type": "printf", "data": 5}', '{"type": "map", "data": []}', "[" * 5000,
            '{"type": "map", "data": {"@call1": {"a,b,c": [1]}}}', '{"type": "lost_events", "data": {"events": -4}}',
@@ -213,7 +213,7 @@ def test_names_are_joined_of_their_parts(size, tmp_path):
     assert found.kernel(found.calls("function")[1]) == (text if size < 1008 else text[:1008] + "…")
 
 
-def test_a_part_of_a_name_that_was_lost_shows(tmp_path):
+def test_lost_part_of_a_name_is_shown(tmp_path):
     parts = name("n" * 200, 5_000_003_000)
     lines = [
         *BEGIN,
@@ -290,7 +290,7 @@ def test_ioctls_are_part_of_the_call_that_makes_them(tmp_path):
     ]
 
 
-def test_a_summary_counts_processes_that_take_turns(tmp_path):
+def test_summary_counts_alternating_processes(tmp_path):
     """In the past, when another process's calls came in between, calls of a process were left out, even in live
     streams.
     """
@@ -326,13 +326,13 @@ def watch(folder, script, pid, monkeypatch):
     return command.watch(asked, command.Output(str(folder / "trace.mp"), force=True))
 
 
-def test_a_bpftrace_that_is_killed_leaves_an_interrupted_trace(tmp_path, monkeypatch, capfd):
+def test_killed_bpftrace_leaves_interrupted_trace(tmp_path, monkeypatch, capfd):
     assert watch(tmp_path, f"{BEGUN} {CALLED}; kill -9 $$", os.getpid(), monkeypatch) == 0
     assert capfd.readouterr().err.endswith("bpftrace ended with status -9: the trace is interrupted\n")
     assert any("no end" in line for line in model.read([tmp_path / "trace.mp"]).incomplete)
 
 
-def test_a_process_that_ends_before_it_is_watched(tmp_path, monkeypatch):
+def test_process_ends_before_attach(tmp_path, monkeypatch):
     with subprocess.Popen("true") as process:
         process.wait()
     with pytest.raises(GptError, match="has ended") as found:
@@ -353,7 +353,7 @@ def test_an_interrupt_before_it_watches_is_one(tmp_path, monkeypatch):
     assert not (tmp_path / "trace.mp").exists()
 
 
-def test_a_reader_that_goes_away_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_reader_exit_leaves_no_files(tmp_path, monkeypatch):
     def gone(*_):
         raise signals.Terminated(signal.SIGPIPE)
 
@@ -376,18 +376,18 @@ def test_time_for_removing_bpftrace_probes_is_not_recorded(tmp_path):
 @pytest.mark.parametrize(
     "note", ["machine gpu-7 boot -1", "begin -5 1.0", f"begin 5 {2**63}.0", f"beat {2**64}", "end -1", "begin 5 1.-5"]
 )
-def test_times_that_make_no_sense_are_no_times(note, tmp_path, capfd):
+def test_malformed_times_are_ignored(note, tmp_path, capfd):
     lines = [*BEGIN, note, call("cuMemFree_v2", 2**64 - 1), call("cuMemFree_v2", 5_000_001_000), *END]
     assert "can't parse 1 line of bpftrace's output" in attach(tmp_path, as_json(lines), capfd)
     assert len(model.read([tmp_path / "trace.mp"]).calls()) == 2
 
 
-def test_a_time_of_a_map_that_is_too_large_is_none(tmp_path, capfd):
+def test_too_large_map_time_is_ignored(tmp_path, capfd):
     lines = [*BEGIN, call("cuMemFree_v2", 5_000_001_000), *END, f"@call1[7, 7, 1]: ({2**64}, 0)"]
     assert "can't parse 1 line of bpftrace's output" in attach(tmp_path, as_text(lines), capfd)
 
 
-def test_the_trace_replaces_a_link_and_is_for_nobody_else(tmp_path):
+def test_trace_replaces_a_link_and_is_private(tmp_path):
     (tmp_path / "victim").write_text("precious")
     for how in ("link", "hard link", "file", "nothing", "dangling"):
         path = tmp_path / "trace.mp"
@@ -420,7 +420,7 @@ def test_the_trace_goes_to_a_pipe(output, tmp_path):
     assert len(model.read([tmp_path / "got.mp"]).calls()) == 6
 
 
-def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
+def test_dev_stdout_as_file_appends_at_its_position(tmp_path):
     (tmp_path / "seen").write_text(as_text(WHOLE))
     with open(tmp_path / "got.mp", "wb") as file:
         file.write(b"before")
@@ -430,7 +430,7 @@ def test_dev_stdout_that_is_a_file_goes_on_where_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("form", [as_text, as_json])
-def test_a_kernel_whose_name_has_lines_forges_none(form, tmp_path, capfd):
+def test_kernel_name_with_newlines_forges_no_lines(form, tmp_path, capfd):
     """Each line that the program prints has its tag, and so does the end of each name. Nobody else can know the tag."""
     forged = [*END, launch(1, 5_000_002_000), "@call1[7, 7, 1]: (5000006000, 0)", "beat 1", "exit 7 1", "", "end"]
     forged += ["Lost 5 events", "Attaching 3 probes...", '{"type":"lost_events","data":{"events":9}}']
@@ -472,7 +472,7 @@ def test_a_recording_without_a_tag_is_refused(tmp_path):
         attach(tmp_path, "".join(lines))
 
 
-def test_the_command_line_comes_back_from_hex(tmp_path):
+def test_command_line_round_trips_through_hex(tmp_path):
     words = ["python3", 'a "b', "", "new\nline", "\udcff"]
     argv = "\0".join([*words, ""]).encode(errors="surrogateescape").hex()
     lines = [line if not line.startswith("argv") else f"argv 7 {argv}" for line in BEGIN]

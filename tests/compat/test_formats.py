@@ -44,7 +44,7 @@ def test_unknown_text_is_read_as_a_list_of_names(tmp_path):
     assert list_used(b"kernel\n", tmp_path) is None and find_text(b"kernel\n") is None
 
 
-def test_a_folder_is_asked_about_once_it_is_a_trace(tmp_path):
+def test_folder_is_read_once_it_is_a_trace(tmp_path):
     with pytest.raises(GptError, match="neither a Neutrino trace folder nor a folder of them"):
         expand([tmp_path])
     (tmp_path / "event.log").touch()

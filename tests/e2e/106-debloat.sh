@@ -70,7 +70,7 @@ test -z "$(ls state/gpt/applied 2>/dev/null)"
 status=0
 gpt-debloat --apply --traces fill.mp -r image >out 2>err || status=$?
 test $status -eq 1
-grep -q "was slimmed before, and no original is beside it: install it again" err
+grep -q "was slimmed before, and its original is gone: install it again" err
 test "$(sum image/libdemo.so)" = "$(sum slim/libdemo.so)"
 gpt-debloat --apply --traces matmul.mp -r image >out # nothing goes: no error
 test "$(find image -type f | wc -l)" -eq 1

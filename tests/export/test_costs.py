@@ -10,7 +10,7 @@ from tests.export.exported import KERNEL, NS, ask, small, write
 from tests.trace import forge
 
 
-def test_counts_of_what_has_no_name_name_its_number(tmp_path):
+def test_counts_of_unnamed_things_give_their_number(tmp_path):
     counted = records.make("counts", **forge.rows([(8, 3)], {"api": "u32", "count": "u64"}))
     found = write(tmp_path / "t.sqlite", forge.trace(forge.launches({5: 2}), counted, **NS))
     of_name, of_kernel = (f"JOIN StringIds ON id = {name}" for name in ("nameId", "mangledName"))

@@ -108,14 +108,14 @@ def test_nodes_of_timed_replays(tmp_path):
     ]
 
 
-def test_a_call_that_did_not_return_has_no_end_and_addresses_keep_their_bits(made):
+def test_unreturned_call_has_no_end_and_addresses_keep_their_bits(made):
     assert ask(made, "SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE end IS NULL") == [(5000, None)]
     found = ask(made, "SELECT dst, printf('%#x', dst), bytes FROM GPT_CALL_ARGUMENTS WHERE bytes = 4096")
     assert found == [(HIGH - (1 << 64), hex(HIGH), 4096)]
 
 
 @pytest.mark.parametrize("group", [files.GROUP, 2])
-def test_every_table_is_there_and_parquet_has_the_same(group, made, tmp_path, monkeypatch):
+def test_export_has_every_table_in_all_formats(group, made, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "GROUP", group)  # with 2, several groups end within one batch of rows
     folder = write(tmp_path / "t", small(), shape=ExportFormat.parquet)
     sqlite = tables(made)
@@ -149,7 +149,7 @@ def test_names_may_come_after_what_they_name(made, tmp_path):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_work_finds_its_call_whichever_comes_first(late, monkeypatch):
+def test_work_finds_its_call_in_either_order(late, monkeypatch):
     monkeypatch.setattr(correlate, "MOST", 100)
     matcher, random = correlate.Matcher(), np.random.default_rng(1)
     found = {}
@@ -365,7 +365,7 @@ def limit():
 
 
 @pytest.mark.parametrize("shape", ExportFormat)
-def test_a_folder_that_others_swapped_in_is_left_untouched(shape, tmp_path):
+def test_folder_swapped_by_others_is_untouched(shape, tmp_path):
     """In a folder that a group may write to, another member can replace our folder with a folder of links."""
     (victim := tmp_path / "victim").touch()
     (theirs := tmp_path / "theirs").mkdir()

@@ -33,7 +33,7 @@ def opened(data):
     return opener, [opener.open(placed, keep=False) for placed in found]
 
 
-def test_of_a_raw_cubin_only_the_tables_are_read():
+def test_raw_cubin_is_read_only_up_to_its_tables():
     cubin = bytearray(forge.cubin(3))
     code = os.urandom(1 << 20)
     shoff = int.from_bytes(cubin[40:48], "little")

@@ -139,7 +139,7 @@ def test_a_closed_library_under_another_name(tmp_path):
         assert refusal(part, file=file.fileno()) == (Reason("closed_library"), True)
 
 
-def test_a_cubin_that_is_too_large_is_cut_to_the_kernel(monkeypatch):
+def test_too_large_cubin_is_cut_to_the_kernel(monkeypatch):
     body = "".join(f"x[{n}] = x[{n}] * x[{n + 1}] + {n};" for n in range(400))
     try:
         cubin = cuda.nvrtc_compile(

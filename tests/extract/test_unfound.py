@@ -64,7 +64,7 @@ def test_files_as_linkers_make_them_are_right(name, sample):
 
 @pytest.mark.parametrize("name", ["balance", "relr", "pie", "fixed"])
 @pytest.mark.parametrize("where", ["header", "middle", "beyond", "null"])
-def test_a_wrapper_that_leads_to_no_fatbin(name, where, sample):
+def test_wrapper_without_fatbin(name, where, sample):
     file = File(sample(name))
     start = file.target(1)
     value = {"header": file.target(0) & ~0xFFF, "middle": start + 64, "beyond": 1 << 40, "null": 0}[where]
@@ -92,7 +92,7 @@ def test_all_wrappers_are_stray_where_the_section_moved(sample):
     assert fact.startswith("3 wrappers in '.nvFatBinSegment' lead to no fatbin (")
 
 
-def test_a_region_that_no_wrapper_leads_to_and_has_kernels(sample):
+def test_region_with_kernels_but_no_wrapper(sample):
     file = File(sample("balance"))
     lost = file.target(1)
     file.point(1, file.target(0))  # two wrappers of one region
@@ -100,7 +100,7 @@ def test_a_region_that_no_wrapper_leads_to_and_has_kernels(sample):
     assert fact.startswith(f"no wrapper leads to the fatbin at {lost:#x}: the driver won't find that code")
 
 
-def test_a_wrapper_whose_relocation_is_gone(sample):
+def test_wrapper_without_relocation(sample):
     file = File(sample("balance"))
     struct.pack_into("<I", file.data, file.relocations[file.words[0]] + 8, 0)
     file.data[file.wrapper + 8 : file.wrapper + 16] = bytes(8)
@@ -194,7 +194,7 @@ def test_both_tools_warn_and_nothing_is_compacted(sample, tmp_path):
 
 @pytest.mark.parametrize("address", [1 << 62, (1 << 63) - 64, 1 << 63, (1 << 64) - 16], ids=hex)
 @pytest.mark.parametrize("part", ["section", "segment"])
-def test_addresses_that_no_process_has_are_no_error(part, address, sample):
+def test_unknown_addresses_are_not_an_error(part, address, sample):
     """Computing with these addresses in 64 bits once failed. Such a file can't be loaded, so there's no warning about
     it.
     """

@@ -101,12 +101,12 @@ def with_callgraph(pairs):
         ([(0, 0xFFFFFFFF), (1, 23)], "a section without code"),
     ],
 )
-def test_a_call_graph_that_is_not_understood(pairs, reason):
+def test_unknown_call_graph(pairs, reason):
     with pytest.raises(KeptWhole, match=reason):
         find_cut(with_callgraph(pairs), set(KERNELS))
 
 
-def test_a_function_that_no_kernel_reaches_stays():
+def test_unreachable_function_is_kept():
     """The cubin no longer says that `alone` calls `lonely`, so maybe another cubin calls it."""
     data = bytearray(with_callgraph([(0, 0xFFFFFFFF)]))
     elf = ELFFile(io.BytesIO(data))

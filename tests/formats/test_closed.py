@@ -56,7 +56,7 @@ def test_kernels_of_closed_libraries_are_found(name):
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_open_kernels_are_not_taken_for_them(name):
+def test_open_kernels_are_not_mistaken_for_closed_ones(name):
     assert closed.find_closed_kernel([name]) is None
 
 

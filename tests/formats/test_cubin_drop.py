@@ -100,7 +100,7 @@ def graph(text, data):
     return found
 
 
-def test_cutting_again_and_again_gives_the_same(monkeypatch):
+def test_cutting_is_idempotent(monkeypatch):
     """One reader of a cubin cuts it to each kernel, in any order, and reads the whole cubin once."""
     data = built("sm_90")
     alone = {name: drop_kernels(data, set(KERNELS) - {name}) for name in KERNELS}

@@ -34,13 +34,13 @@ NO_EDITS = {
 
 
 @pytest.mark.parametrize(("arch", "old"), BOTH)
-def test_without_edits_every_byte_is_the_same(arch, old):
+def test_without_edits_every_byte_is_equal(arch, old):
     data = compiled(arch, old=old)
     assert CubinEditor(data).build() == data
 
 
 @pytest.mark.parametrize("options", [["-G"], full(["-lineinfo"]), full(["-rdc=true"])])
-def test_without_edits_other_kinds_of_cubins_are_the_same(options):
+def test_without_edits_other_cubins_are_equal(options):
     data = samples.image(samples.USERS, "sm_90", "-rdc=true", *options)
     assert CubinEditor(data).build() == data
     linked = samples.linked("sm_90", samples.USERS, samples.FUNCTIONS)
@@ -193,7 +193,7 @@ def test_register_counts_are_those_that_cuobjdump_lists(arch, old, tmp_path):
     assert tops == (counts if arch == "sm_80" else dict.fromkeys(KERNELS, 0))
 
 
-def test_a_count_that_is_there_twice():
+def test_duplicate_count():
     """ptxas 12.4 writes the size of the stack twice."""
     first, name = CubinEditor(compiled("sm_90")), next(iter(KERNELS))
     symbol = KernelEditor(first, name).symbol
@@ -243,7 +243,7 @@ def test_two_more_parameters_cross_the_limit_of_the_first_form():
     assert kernel.info == KernelEditor(wanted, "large").info
 
 
-def test_a_first_parameter_comes_before_all_that_ptxas_writes_last():
+def test_first_parameter_precedes_ptxas_trailing_lines():
     cubin = CubinEditor(compiled("sm_90"))
     kernel = KernelEditor(cubin, "none")
     kernel.info.extend(bytes.fromhex("036b0800 026d0100"))  # as written by ptxas of CUDA 13.5
@@ -292,7 +292,7 @@ def test_lists_of_instructions_follow_them(at):
         assert [now[n] for n in range(len(now)) if n % step] == [was[n] for n in range(len(was)) if n % step]
 
 
-def test_an_instruction_that_was_moved_to_the_start_moves_on():
+def test_instruction_moved_to_the_start_moves_again():
     cubin = CubinEditor(compiled("sm_90"))
     kernel = KernelEditor(cubin, "one")
     (last,) = offsets_of(compiled("sm_90"), "one", 0x1C)

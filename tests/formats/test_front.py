@@ -70,7 +70,7 @@ def test_a_small_cubin_is_unpacked_whole(pack, size, expanded):
     assert len(expanded) == 1
 
 
-def test_a_layout_that_is_not_known_is_unpacked_whole(pack, expanded):
+def test_unknown_layout_is_unpacked_whole(pack, expanded):
     data = forge.cubin(3)
     shoff = int.from_bytes(data[40:48], "little")
     data = data[:40] + (shoff + len(CODE)).to_bytes(8, "little") + data[48:shoff] + CODE + data[shoff:]
@@ -100,7 +100,7 @@ def test_a_prefix_of_a_cubin_gives_its_contents_or_nothing():
     assert [one for one in found if one] == [whole] * (len(data) - found.index(whole))
 
 
-def test_a_cubin_whose_size_is_a_lie(pack):
+def test_cubin_with_wrong_size(pack):
     data = forge.compiled(KERNELS, CODE)
     assert opened(forge.region(pack(data, len(data) + 8))) == [NAMES]  # the part that was read is valid
     with pytest.raises(MalformedError, match="does not unpack to"):

@@ -67,21 +67,21 @@ def test_a_broken_file_in_a_directory_is_named_and_the_rest_read(tree):
     assert [record["level"] for record in done.kind("diag")] == ["error"]
 
 
-def test_one_fault_is_one_message_behind_others(tmp_path, sample):
+def test_one_fault_is_one_message_after_others(tmp_path, sample):
     for name in ("a.so", "b.so"):
         (tmp_path / name).write_bytes(sample("cubin").read_bytes()[:100])
     done = extract("-r", tmp_path / "a.so", tmp_path / "b.so")
     assert (done.status, done.err.count("error: "), done.err.count("\n")) == (3, 2, 2)
 
 
-def test_a_file_that_cannot_be_read_is_named_and_the_rest_read(sample):
+def test_unreadable_file_is_named_and_the_rest_is_read(sample):
     """The file is like one on a failing disk: it can be opened, but reading its first byte fails."""
     done = extract("/proc/self/mem", sample("cubin"))
     assert (done.status, done.err) == (3, "gpt-extract: error: /proc/self/mem: empty file\n")
     assert len(paths(done)) == 1
 
 
-def test_an_empty_name_is_not_the_folder_that_one_is_in(tmp_path):
+def test_empty_name_is_not_the_working_directory(tmp_path):
     done = extract("-r", "", cwd=tmp_path)
     assert (done.status, done.err) == (2, "gpt-extract: error: '' is not a file name\n")
 

@@ -88,7 +88,7 @@ def test_modules_follow_one_another():
 
 @pytest.mark.parametrize("size", [5, len(BODY) // 2, len(BODY) - 4])
 @pytest.mark.parametrize("after", [b"", b"\0", b"\x7fELF", HEAD.encode()])
-def test_a_module_that_is_cut_off_is_none(size, after):
+def test_truncated_module_is_not_a_module(size, after):
     assert found((HEAD + BODY[100 : 100 + size] if size == 5 else HEAD + BODY[:size]).encode() + after) is None
 
 
@@ -152,7 +152,7 @@ def test_probes_go_into_it(program):
     assert [record["kernels"] for record in woven.kind("ptx")] == [["one"], ["two"]]
 
 
-def test_none_of_it_is_cut(program, tmp_path):
+def test_scanned_code_is_not_cut(program, tmp_path):
     path, _ = program
     names = tmp_path / "names"
     names.write_text("one\n")

@@ -97,7 +97,7 @@ def test_selects(sample, options, count):
     assert len(done.kind("library")) == len(done.kind("library_end")) == 1
 
 
-def test_any_number_of_threads_gives_the_same(sample):
+def test_result_does_not_depend_on_thread_count(sample):
     one, many = (extract("-j", jobs, sample("zstd")).records[1:] for jobs in ("1", "7"))
     assert one == many
 

@@ -81,7 +81,7 @@ def test_any_value_of_rows_in_json(folder, part):
 
 
 @parts
-def test_any_value_of_what_was_used(folder, part, sample):
+def test_any_value_in_used_trace(folder, part, sample):
     Path("stream.mp").write_bytes(extract_seeds(sample)[0])
     base = [{key: value for key, value in record.items() if key != "attached"} for record in fields.trace()]
     for _, found in slice_of(fields.iter_changes(base), part):

@@ -239,7 +239,7 @@ def growth() -> None:
 PROGRAMS = {
     "item": Planted(item, r"waits for a value \d+ times.*'\.item\(\)'"),
     "pageable": Planted(pageable, r"only copies.* copies to the device .* use pageable memory"),
-    "launches": Planted(launches, r"launch-bound: kernels of .* behind launches of .* CUDA graph would save"),
+    "launches": Planted(launches, r"launch-bound: kernels take .*, but are launched every .* CUDA graph would save"),
     "late": Planted(late, r"waiting, [\d.]+ % of it for rank 1", ranks=2),
     "allocation": Planted(
         allocation, r"while the host is mostly in cuMem(Alloc|Free|Create|Release|Map|Unmap).*: allocate"

@@ -71,7 +71,7 @@ def test_a_program_in_c(tmp_path):
 
 
 @pytest.mark.full
-def test_a_model_that_generates(tmp_path):
+def test_generating_model(tmp_path):
     done = run(tmp_path, "--device", "sim", sys.executable, HERE / "generate.py", "--tokens", 12, "--prompt", "7 8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == "tokens: " + " ".join(map(str, expected([7, 8], 12)))
@@ -155,7 +155,7 @@ def test_arguments_and_status_are_the_commands(uses, tmp_path):
 
 
 @pytest.mark.full
-def test_a_command_that_is_killed(uses, tmp_path):
+def test_command_killed(uses, tmp_path):
     done = run(tmp_path, *uses, "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == 128 + signal.SIGKILL and left(tmp_path) == THREE
     (lines,) = (tmp_path / "traces").glob("*.jsonl")
@@ -186,7 +186,7 @@ def test_two_runs_in_one_second(uses, tmp_path):
     assert len(names) == 12 and any("_2." in name for name in names)
 
 
-def test_a_command_that_is_not_there_or_uses_no_gpu(tmp_path):
+def test_command_missing_or_without_gpu_use(tmp_path):
     done = run(tmp_path, "./nothing")
     assert done.returncode == 127 and len(done.stderr.splitlines()) == 1 and left(tmp_path) == []
     done = run(tmp_path, "sh", "-c", "exit 3")
@@ -219,7 +219,7 @@ def test_a_full_disk(uses, tmp_path):
     assert done.returncode == 0
 
 
-def test_a_standard_output_that_is_full(tmp_path):
+def test_standard_output_full(tmp_path):
     code = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.exit(7)"
     with open("/dev/full", "w") as full:
         command = [TRACE, "--device", "sim", "--", sys.executable, "-c", code]
@@ -230,7 +230,7 @@ def test_a_standard_output_that_is_full(tmp_path):
 
 
 @pytest.mark.full
-def test_kernel_without_root_or_bpftrace_says_so(uses, tmp_path):
+def test_kernel_option_without_root_or_bpftrace_is_reported(uses, tmp_path):
     words = [*uses[:2], "--kernel", *uses[2:], "sys.exit(5)", "x"]
     env = {**ENV, "PATH": ENV["PATH"]}
     done = subprocess.run([TRACE, *map(str, words)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,

@@ -93,17 +93,17 @@ def test_a_cached_backward_pass_has_no_graph(run):
     assert run(backward) == [None, "layers.0.up", "", "norm"]
 
 
-def test_a_comment_inside_an_expression_stays_as_it_is(run):
+def test_comment_inside_expression_is_kept(run):
     source = SOURCE.replace("(args, )", "(args,\n            # Unsorted Source Nodes: [norm]\n )")
     assert run(source) == [None, "layers.0.up", "", "norm"]
 
 
-def test_code_of_another_form_stays_as_it_is(run):
+def test_code_of_other_form_is_unchanged(run):
     source = SOURCE.replace("            # Topologically", "        # Topologically")
     assert run(source) == [None] * 4  # would be a syntax error
 
 
-def test_code_outside_of_a_compilation_stays_as_it_is():
+def test_code_outside_a_compilation_is_unchanged():
     made = CompiledCode()
     assert eval(made.compile("1 + 1", "name", "eval")) == 2 and not made.sites
     made.watch(lambda _: None, False)(SimpleNamespace())  # not a graph

@@ -111,7 +111,7 @@ def test_a_wrong_name_cuts_nothing(locate, names, facts):
         "one(float*)",
     ],
 )  # fmt: skip
-def test_a_demangled_name_that_fits_one_kernel(locate, name):
+def test_demangled_name_matches_one_kernel(locate, name):
     done = locate(name)
     assert (done.status, done.err) == (0, "")
     spans = cut(done)
@@ -119,7 +119,7 @@ def test_a_demangled_name_that_fits_one_kernel(locate, name):
     assert (0 + 64 not in spans["b.so"]) == ("three" in name or name.startswith("one"))
 
 
-def test_the_name_itself_goes_before_what_it_may_be_short_for(locate):
+def test_exact_name_wins_over_abbreviation(locate):
     done = locate("two", data=segment(*library("a.so"), *library("c.so", ["two"])))
     assert (done.status, done.err) == (0, "")
     assert 64 not in cut(done)["c.so"]
@@ -135,7 +135,7 @@ def test_names_of_several_streams(locate, tmp_path):
     assert locate(names, files=["b.so.mp"]).status == 1
 
 
-def test_a_sync_is_answered_with_what_is_known(locate):
+def test_sync_is_answered_with_known_records(locate):
     sync = records.make("sync", id=7)
     data = segment(*library("a.so"), sync, *library("b.so"))
     done = locate("plain", data=data)
@@ -147,7 +147,7 @@ def test_a_sync_is_answered_with_what_is_known(locate):
     assert done.err.count("\n") == 1
 
 
-def test_a_stream_that_is_cut_gets_no_spans_of_which_nobody_knows(locate):
+def test_truncated_stream_gets_no_spans(locate):
     data = segment(*library("a.so"), *library("b.so"))
     done = locate("_ZN2ns3twoIiEEvPT_\n", data=data[:-300])
     assert done.status == 3

@@ -277,7 +277,7 @@ def test_nvlink_takes_the_cubins_that_serve(tmp_path):
             assert takes == (fits(candidate, device) and surely_runs(candidate, device)), (code, name)
 
 
-def test_a_library_that_loses_all_its_code(tmp_path):
+def test_library_loses_all_code(tmp_path):
     """If only some libraries have code for the device, a warning names the code that the others have."""
 
     def stream_of(*libraries):
@@ -412,7 +412,7 @@ def test_modules_in_memory_that_were_looked_into_are_a_warning(locate):
     assert "its code is kept only if --scan finds its image" in done.err
 
 
-def test_an_image_that_no_library_holds_may_have_been_linked(locate):
+def test_image_in_no_library_may_have_been_linked(locate):
     """An image that's in no library may be a linker's output, so a linker's input is kept."""
     library = ["- cubin sm_90 x #loaded", "s1 ltoir sm_75", "s2 ptx sm_75 p", "s3 cubin sm_90 other"]
     known, strange = (
@@ -441,7 +441,7 @@ def test_an_image_that_no_library_holds_may_have_been_linked(locate):
         (None, True),
     ],
 )
-def test_who_loaded_an_image_tells_what_it_may_be_linked_of(locate, tmp_path, loader, may):
+def test_loader_of_an_image_determines_its_possible_parts(locate, tmp_path, loader, may):
     strange = records.make("module", id=1, type="cubin", sha256="0" * 64, loader=loader and str(tmp_path / loader))
     used = trace(strange, records.make("function", id=1, module=1, name="k"))
     path = str(tmp_path / "libfft.so.12")
@@ -460,7 +460,7 @@ def test_images_that_a_library_unpacked_are_kept_by_their_digests(locate):
     assert locate(library, used=trace(*modules, records.make("function", id=1, module=1, name="k")))[0] == [0, 3]
 
 
-def test_names_that_are_nowhere_are_named(locate):
+def test_missing_names_are_reported(locate):
     _, done = locate(LIBRARY, "--allow-missing", used="k\nnowhere\nother\n", arch="sm_80")
     assert done.status == 0
     assert "used, but in no library: 'nowhere'" in done.err

@@ -133,7 +133,7 @@ def mandoc(*args):
     return subprocess.run(["mandoc", *args], capture_output=True, text=True, check=False).stdout
 
 
-def test_source_tree_names_what_is_there():
+def test_source_tree_names_existing_paths():
     paths = re.findall(r"^\.It Pa (\S+)", "\n".join(section("gpt.7", "SOURCE TREE")), re.M)
     assert len(paths) > 5
     for path in paths:
@@ -275,7 +275,7 @@ def test_operations_are_those_of_driver_functions():
     assert prefixes == [one for one in apis.PREFIXES if one[1] != "other"]
 
 
-def test_names_that_are_left_to_users_are_not_used():
+def test_names_reserved_for_users_are_not_used():
     for keys in [records.KINDS, *records.KINDS.values(), *records.STRUCTS.values()]:
         assert not any(name.startswith("x-") for name in keys)
 

@@ -52,7 +52,7 @@ def test_lists_of_ones_own_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["-delete", "-fls", "-exec", "!", "(", ",", "-r"])
 @pytest.mark.parametrize("option", ["-r", "--recursive="])
-def test_a_folder_is_no_expression_of_find(tmp_path, name, option):
+def test_folder_name_is_not_parsed_by_find(tmp_path, name, option):
     """In the past, find took a folder named '-delete' for an instruction, and deleted everything in the current
     folder.
     """
@@ -154,7 +154,7 @@ def test_links_of_an_environment(sample, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), full(("--no-backup",))])
-def test_an_environment_that_is_read_only(environment, tmp_path, options):
+def test_environment_read_only(environment, tmp_path, options):
     folders = [environment, *environment.iterdir()]
     for folder in folders:
         folder.chmod(0o555)
@@ -187,7 +187,7 @@ def test_two_at_once(environment, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("replaced", [1, 6, 11])
-def test_a_run_that_is_killed_half_way(environment, tmp_path, replaced):
+def test_run_killed_midway(environment, tmp_path, replaced):
     """The next run continues, and --restore undoes both."""
     before = digests(environment)
     begun = apply_to(environment, tmp_path / "state")

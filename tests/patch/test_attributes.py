@@ -59,7 +59,7 @@ def test_in_place_keeps_everything(library):
     assert now.st_ino != status.st_ino
 
 
-def test_elsewhere_no_privilege_goes_along(library, tmp_path):
+def test_privileges_are_not_passed_on_elsewhere(library, tmp_path):
     os.chmod(library, 0o7755)
     with suppress(OSError):
         os.setxattr(library, "security.capability", CAPABILITY)

@@ -29,7 +29,7 @@ def test_other_bytes_are_not_parsed_as_a_block(data):
     assert parse(data) == ([], 0)
 
 
-def test_a_block_that_lies_about_its_size():
+def test_block_with_wrong_size():
     block = pack(["one", "two"], 2)
     assert parse(block[:12] + b"\xff" * 4 + block[16:])[0][:2] == ["one", "two"]
     assert parse(block[:8] + bytes(8) + block[16:]) == ([], 0)

@@ -79,7 +79,7 @@ def test_the_host_sees_what_it_saw(sample, mode, used, tmp_path):
 
 
 @pytest.mark.full
-def test_memory_is_as_it_was_but_for_zeros(sample, tmp_path):
+def test_memory_is_unchanged_except_zeros(sample, tmp_path):
     library, patched, _ = slim(sample, tmp_path)
     assert oracle.warnings(patched) <= oracle.warnings(library)
     with open(library, "rb") as a, open(patched, "rb") as b:

@@ -71,7 +71,7 @@ def test_several_in_a_row(fatbin, elements):
     assert doom(fatbin, (elements[0].offset, elements[0].end), (elements[1].offset, elements[1].end)) == ([0, 1], [])
 
 
-def test_parts_of_what_is_not_packed(fatbin, elements):
+def test_parts_of_unpacked_data(fatbin, elements):
     e = elements[0]
     spans = [(e.payload + 64, e.payload + 72), (e.payload + 128, e.payload + 136)]
     assert doom(fatbin, *spans) == ([], spans)
@@ -118,7 +118,7 @@ def test_spans_that_are_refused(fatbin, elements, name):
         find_doomed(fatbin, BAD_SPANS[name](fatbin.source.size, *elements))
 
 
-def test_parts_of_what_is_packed_are_refused():
+def test_parts_of_packed_data_are_refused():
     image = load(region(ONE, "zstd"))
     element = next(image.iter_elements()).element
     with pytest.raises(MalformedError, match="cuts through an element"):

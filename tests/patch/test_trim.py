@@ -195,7 +195,7 @@ def test_elements_kept_whole_have_a_reason(tmp_path):
     assert "kernel not used" not in table
 
 
-def test_a_library_that_fails_has_no_tallies(library, tmp_path):
+def test_failed_library_has_no_tallies(library, tmp_path):
     made = parsed(located(library, "\n".join(USED), "--granularity", "kernel"))
     data = b"".join(wire.pack({**r, "size": 1} if r["kind"] == "library" else r) for r in made)
     done = run("gpt-patch", "-o", tmp_path / "out", data=data)
@@ -229,7 +229,7 @@ def trace(path, library, *lookups):
 @pytest.mark.parametrize(
     ("lookups", "kept"), first((["variable", "enumerate"], True), ([], False), (["variable"], False))
 )
-def test_a_module_that_was_enumerated_keeps_its_kernels(library, lookups, kept, tmp_path):
+def test_enumerated_module_keeps_its_kernels(library, lookups, kept, tmp_path):
     trace(tmp_path / "trace.mp", library, *lookups)
     made = run("gpt-locate", "--used", tmp_path / "trace.mp", "--granularity", "kernel", data=extract(library).out)
     assert made.status == 0, made.err

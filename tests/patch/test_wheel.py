@@ -117,7 +117,7 @@ def test_invalid_requests_for_wheels_are_refused(wheel, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_wheel_that_changed(wheel, tmp_path):
+def test_wheel_changed(wheel, tmp_path):
     (tmp_path / "names").write_text(USED)
     made = run("gpt-locate", "--used", tmp_path / "names", "--arch", "sm_90", data=extract("-r", wheel).out).out
     wheel.write_bytes(b"PK\3\4 no zip")
@@ -201,7 +201,7 @@ def test_other_members_stay_unchanged(sample, tmp_path):
         assert file.read("/pkg/c.so")[:4] == b"\x7fELF"
 
 
-def test_a_wheel_of_which_nothing_goes(wheel, tmp_path):
+def test_wheel_with_nothing_to_cut(wheel, tmp_path):
     done = run("gpt-patch", "-o", tmp_path / "out", data=kept(extract("-r", wheel).out))
     assert done.status == 0, done.err
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
@@ -230,7 +230,7 @@ def test_a_record_of_short_lines(wheel, tmp_path):
         assert file.read("other-1.dist-info/RECORD") == b"a\n" * (1 << 20)
 
 
-def test_a_library_that_record_does_not_list(wheel, tmp_path):
+def test_library_missing_from_record(wheel, tmp_path):
     """RECORD may spell the path in another way. The digest that an installer checks would then be the old library's."""
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tmp_path / "odd-1-py3-none-any.whl", "w") as odd:
         for info in old.infolist():
@@ -245,7 +245,7 @@ def test_a_library_that_record_does_not_list(wheel, tmp_path):
     assert "libtwo" not in done.err
 
 
-def test_a_member_comes_once(wheel, tmp_path):
+def test_member_is_listed_once(wheel, tmp_path):
     made = list(wire.read_records(io.BytesIO(located_in(wheel, tmp_path)), "stream"))
     twice = [made[0], *made[1:-1], *made[1:-1], made[-1]]
     done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, twice)))
@@ -253,7 +253,7 @@ def test_a_member_comes_once(wheel, tmp_path):
     assert "libone.so: is in this stream twice" in done.err
 
 
-def test_a_folder_that_takes_the_place_of_ours_is_left_alone(wheel, tmp_path):
+def test_folder_replacing_our_own_is_untouched(wheel, tmp_path):
     """In a folder that a group may write to, another member may give its name to a folder with links."""
     (victim := tmp_path / "victim").write_text("precious")
     wheels, near = Wheels(), tmp_path / "near"
@@ -268,7 +268,7 @@ def test_a_folder_that_takes_the_place_of_ours_is_left_alone(wheel, tmp_path):
     assert not list((tmp_path / "moved").iterdir())
 
 
-def test_a_wheel_that_changes_meanwhile(wheel, tmp_path):
+def test_wheel_changes_meanwhile(wheel, tmp_path):
     wheels = Wheels()
     try:
         for name in ("pkg/lib/libone.so", "pkg/lib/libtwo.so"):
@@ -373,7 +373,7 @@ def versioned(sample, tmp_path):
     return path
 
 
-def test_a_label_is_in_every_place_that_has_the_version(versioned, tmp_path):
+def test_label_is_wherever_the_version_is(versioned, tmp_path):
     before = check_record(versioned)
     done = run("gpt-patch", "--label", "SM_90-x", "-o", tmp_path / "out", data=located_for(versioned, "sm_90"))
     assert done.status == 0, done.err
@@ -458,7 +458,7 @@ def test_a_wheel_is_written_for_each_arch(wheel, tmp_path):
     check_record(tmp_path / "third" / once.name)
 
 
-def test_an_arch_that_no_code_is_for_writes_no_wheel(wheel, tmp_path):
+def test_arch_without_code_writes_no_wheel(wheel, tmp_path):
     _, said = split(wheel, tmp_path / "out", "--arch", "sm_60", "--arch", "sm_90")
     assert "no code for sm_60: there is cubin for sm_75, sm_80, sm_90" in said
     assert "nothing is cut for that without --allow-missing" in said
@@ -505,7 +505,7 @@ def test_only_wheels_are_split(wheel, sample, tmp_path):
         ("pkg-1!2+a", "b.c", "pkg-1!2+a.b.c"),
     ],
 )
-def test_a_label_stands_once(version, label, new):
+def test_label_appears_once(version, label, new):
     assert with_label(version, label) == new
 
 
@@ -554,7 +554,7 @@ NOT_CUT = (
 
 
 @pytest.mark.parametrize("options", [(), ("--recompress",), ("--label", "sm60", "--recompress"), ("--zstd-sizes",)])
-def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
+def test_missing_arch_writes_nothing(wheel, tmp_path, options):
     """If nothing is cut, the wheel isn't copied under a name for sm_60, and a library isn't replaced just to make it
     smaller.
     """
@@ -577,7 +577,7 @@ def test_an_arch_that_is_not_there_writes_nothing(wheel, tmp_path, options):
     assert not list(library.parent.glob("*.gpt-orig"))
 
 
-def test_a_list_that_is_wrong_or_a_stream_that_ends_early_writes_nothing(sample, tmp_path):
+def test_wrong_list_or_truncated_stream_writes_nothing(sample, tmp_path):
     library = sample("zstd")
     (tmp_path / "names").write_text("nosuch")
     listed = extract(library).out

@@ -141,7 +141,7 @@ def test_without_a_backup(library):
     assert run("gpt-patch", "-o", "out", "--no-backup", data=b"").status == 2
 
 
-def test_a_file_that_is_replaced_meanwhile(library):
+def test_file_replaced_meanwhile(library):
     """An upgrade may run at the same time."""
     with open(library, "rb") as file:
         os.replace(shutil.copy(library, library.with_name("new")), library)
@@ -166,7 +166,7 @@ def test_nothing_is_replaced_in_another_folder_that_takes_its_place(library, tmp
     assert contents(other) == {library.name: b"root's"}
 
 
-def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(library, tmp_path):
+def test_symlink_replacing_a_folder_is_not_followed(library, tmp_path):
     """The swap happens before the file is opened and is undone at the end; the other file has the same contents."""
     plan = Plan("compact", [Copy(0, 8)], [], [], {})
     lib = library.parent.rename(tmp_path / "moved")
@@ -208,7 +208,7 @@ def test_a_hard_link_elsewhere_keeps_the_original(library, tmp_path):
 
 
 @pytest.mark.parametrize("change", first("a byte", "longer", "gone", "a folder"))
-def test_a_file_that_changed_is_refused(library, change, tmp_path):
+def test_changed_file_is_refused(library, change, tmp_path):
     made = located(library, USED)
     data = library.read_bytes()
     library.unlink()
@@ -274,7 +274,7 @@ def test_an_existing_output_is_replaced(library, tmp_path):
     assert old.stat().st_size > 3
 
 
-def test_a_stream_that_ends_early_patches_nothing(library, tmp_path):
+def test_truncated_stream_patches_nothing(library, tmp_path):
     cut = [record for record in parsed(located(library, USED)) if record["kind"] != "library_end"]
     done = run("gpt-patch", "-o", tmp_path / "out", data=b"".join(map(wire.pack, cut)))
     failure(done, "the stream ends before the library does: not patched", 3)
@@ -332,7 +332,7 @@ def test_a_full_file_system(library, tmp_path):
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_library_that_cannot_be_replaced(library):
+def test_irreplaceable_library(library):
     """An example is an immutable library. The message names the library, which is unchanged."""
     if subprocess.run(["chattr", "+i", library], capture_output=True, check=False).returncode:
         pytest.skip("only root makes files immutable, where the file system knows it")
@@ -345,7 +345,7 @@ def test_a_library_that_cannot_be_replaced(library):
     assert contents(library.parent) == before
 
 
-def test_a_folder_that_cannot_be_written(library, tmp_path):
+def test_unwritable_folder(library, tmp_path):
     (tmp_path / "file").touch()
     done = run("gpt-patch", "-o", tmp_path / "file", data=located(library, USED))
     assert (done.status, done.err.count("\n")) == (1, 1)
@@ -377,7 +377,7 @@ def test_a_file_system_without_nameless_files(library, tmp_path, monkeypatch):
     assert contents(out.parent) == {library.name: library.read_bytes()[:1000]}
 
 
-def test_a_library_that_another_process_replaces_last(library):
+def test_library_replaced_last_by_another_process(library):
     """The other process replaces the library after all checks, just before the new file takes its name."""
     with open(library, "rb") as file:
         plan = Plan("copy", [Copy(0, 1000)], [], [], {})

@@ -146,13 +146,13 @@ def test_arithmetic(text, flops):
         ("tcgen05.mma.sp.cta_group::1.kind::i8 [%r1], [%r5], %rd2, [%r3], %r2, %p1;", "%r2", 64),
     ],
 )
-def test_a_descriptor_tells_what_an_mma_computes(text, register, k):
+def test_descriptor_determines_mma_operation(text, register, k):
     found = bound(text).flops
     assert isinstance(found, Descriptor)
     assert (str(found.register), found.k) == (register, k)
 
 
-def test_a_number_that_is_written_in_another_base():
+def test_number_in_other_base():
     assert bound("cp.async.cg.shared.global [%r1], [%rd1], 0x10;").bytes == 16
 
 

@@ -72,7 +72,7 @@ def test_positions_are_read(text, positions):
 @pytest.mark.parametrize(
     "text", ["", ":", "func", "func:", "line:a.cu", "line:a.cu:x", "ld.", "ld..u32", "a b", "\0", "ld:::st", "l\u00e9"]
 )
-def test_positions_that_are_none(text):
+def test_invalid_positions(text):
     with pytest.raises(MalformedError):
         parse_positions(text)
 

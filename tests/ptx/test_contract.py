@@ -168,7 +168,7 @@ def opcodes_between() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("between", BETWEEN)
-def test_statements_that_prevent_fusion_are_known(between):
+def test_statements_that_prevent_fusion_are_recognized(between):
     ends, number = BETWEEN[between], list(BETWEEN).index(between)
     text = module([with_between(between)])
     assert ("fma.rn" in contracted(scan_module(text.encode(), "k")).text) != ends

@@ -201,7 +201,7 @@ def check_same_code(arch, before, after):
     ("arch", "options"),
     first(("75", []), ("80", ["-lineinfo"]), ("90", ["-G"]), ("90a", []), ("100a", ["-rdc=true"])),
 )
-def test_ptxas_makes_the_same_code_of_what_is_printed(arch, options):
+def test_ptxas_assembles_printed_ptx_to_the_same_code(arch, options):
     text = cuda.nvrtc_compile(SOURCE, f"compute_{arch}", options)
     program = parse.parse_module(text)
     printed = str(program)
@@ -389,7 +389,7 @@ def test_printed_statements_parse_to_the_same_tree(nodes):
 
 @settings(max_examples=examples(60))
 @given(st.lists(functions | declarations, max_size=3))
-def test_whole_programs_do_too_and_the_scanner_cuts_them_there(nodes):
+def test_programs_round_trip_and_the_scanner_splits_them_equally(nodes):
     program = tree.ModuleNode(tuple(nodes))
     data = str(program).encode("latin-1")
     assert parse.parse_module(data) == program

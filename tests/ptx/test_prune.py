@@ -83,7 +83,7 @@ extern "C" __global__ void call(function f, int *p) { *p = f(*p); }
 """
 
 
-def test_an_indirect_call_may_be_one_of_what_others_store():
+def test_indirect_call_targets_stored_addresses():
     module = scan.scan_module(cuda.nvrtc_compile(TABLES, "compute_80"))
     found = names(prune.prune(module, ["call"]))
     assert {name for name in found if "Z" in name} == {"_Z5twicei", "_Z6squarei"}
@@ -95,7 +95,7 @@ def test_an_alias_brings_what_it_names():
     assert {"twin", "same"} <= names(prune.prune(scan.scan_module(text), ["hidden"]))
 
 
-def test_a_kernel_that_is_not_there():
+def test_missing_kernel():
     with pytest.raises(GptError, match="k: no kernel 'later'"):
         prune.prune(scan.scan_module(SHAPES, "k"), ["later"])
 
@@ -110,7 +110,7 @@ def test_pruned_modules_have_the_locations_of_the_whole_module():
                 assert (part.where(a.start), part.line(a.end)) == (whole.where(b.start), whole.line(b.end))
 
 
-def test_debug_sections_say_nothing_of_what_is_gone(tmp_path):
+def test_debug_sections_omit_removed_code(tmp_path):
     """Two functions and a variable are removed. Their names are gone, and everything else stays at its offset."""
     module = scan.scan_module(cuda.nvrtc_compile(SOURCE, "compute_90", ["-G"]), "m")
     pruned = prune.pruned(module, ["one"])

@@ -117,7 +117,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 @pytest.mark.full
 @pytest.mark.parametrize("flags", [(), full(SANITIZERS)])
 @pytest.mark.parametrize("late", [True, full(False)], ids=["late", "idle"])
-def test_a_pipeline_that_is_late_or_idle_is_ended(run, tmp_path, late, flags):
+def test_late_or_idle_pipeline_is_ended(run, tmp_path, late, flags):
     """A live stream is written at the same time. It ends with the last process that has it open."""
     times = ("-DGPT_PATIENCE=1", "-DGPT_LEISURE=600") if late else ("-DGPT_PATIENCE=600", "-DGPT_LEISURE=1")
     script = """

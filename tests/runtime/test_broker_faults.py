@@ -43,7 +43,7 @@ def ask(process: subprocess.Popen, name: str) -> str:
 
 
 @pytest.mark.full
-def test_a_worker_that_is_killed_is_replaced(run):
+def test_killed_worker_is_replaced(run):
     process = run.start('begin_all(), run("a", 0), run("b", 1)', CC=str(run.folder / "slow"))
     compiler, (broker,) = run.compiler(), run.alive("gpt-broker")
     run.kill("gpt-asm\0--arch")  # its remaining processes become the broker's
@@ -70,7 +70,7 @@ def test_without_its_supervisor_it_helps_itself(run):
 
 
 @pytest.mark.full
-def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
+def test_stopped_supervisor_is_abandoned(run, asking):
     """After a supervisor was stopped, it gets no more requests. A slow one still does."""
     process = run.start("", program=asking)
     ask(process, "a")
@@ -95,7 +95,7 @@ def test_a_supervisor_that_is_stopped_is_given_up(run, asking):
 
 
 @pytest.mark.full
-def test_a_program_that_is_killed_leaves_nothing(run):
+def test_killed_program_leaves_no_files(run):
     """The compiler, which would never end, is killed, too."""
     process = run.start('begin_all(), run("a", 0)', CC=str(run.folder / "slow"))
     run.compiler()
@@ -148,7 +148,7 @@ def test_where_files_may_not_grow_no_signal_comes(run):
 
 
 @pytest.mark.full
-def test_a_daemon_that_overwrites_its_environment_helps_itself(run):
+def test_daemon_overwrites_its_environment(run):
     """The supervisor can't see the daemon's environment, and has ended."""
     script = """
     if os.fork():
@@ -170,7 +170,7 @@ def test_a_daemon_that_overwrites_its_environment_helps_itself(run):
     assert out == "made\n" and err.count("is gone") == err.count("\n") == 1
 
 
-def test_an_image_that_is_too_large_is_refused(run):
+def test_too_large_image_is_refused(run):
     run.image = run.ptx
     script = """
     begin_all()

@@ -167,7 +167,7 @@ def test_a_child_in_a_jail_reaches_nothing(tmp_path, options):
         ("os.seteuid(65534)", "a process of another user"),
     ],
 )
-def test_a_child_that_sees_another_system_is_refused(tmp_path, enters, who):
+def test_child_in_other_namespace_is_refused(tmp_path, enters, who):
     found = say(tmp_path, f"""
         def attack():
             place = os.open(folder, os.O_PATH)
@@ -215,7 +215,7 @@ def test_a_sandboxed_child_gives_no_orders(tmp_path, enters):
     assert found == [str(not enters)]
 
 
-def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
+def test_silent_connections_delay_no_one(tmp_path):
     """A sandboxed child could once occupy all places of the supervisor, which then answered no one else."""
     found = say(tmp_path, """
         import resource
@@ -227,7 +227,7 @@ def test_connections_that_ask_nothing_hold_nobody_up(tmp_path):
     assert found == ["0 0"]
 
 
-def test_descriptors_that_close_slowly_hold_nobody_up(tmp_path):
+def test_slow_close_delays_no_one(tmp_path):
     """Closing a socket with SO_LINGER waits until its data is read, and this peer never reads it."""
     found = say(tmp_path, """
         import socket, time
@@ -290,7 +290,7 @@ ENTERS = (
         ("OK(prctl(PR_SET_DUMPABLE, 0))", "a process whose namespaces it can't see"),
     ],
 )
-def test_a_program_that_is_refused_runs_on(tmp_path, enter, reason):
+def test_refused_program_keeps_running(tmp_path, enter, reason):
     """The program's kernels have no probes, and the last line gives the reason."""
     program = probing.build(tmp_path, ENTERS.replace("ENTER", enter))
     line = hooked.command(
@@ -319,7 +319,7 @@ int main(int argc, char **argv) {
 )
 
 
-def test_a_program_whose_main_thread_has_ended_runs_on(tmp_path):
+def test_program_outlives_its_main_thread(tmp_path):
     """Once the main thread has ended, /proc/self is empty."""
     program = probing.build(tmp_path, MAIN_ENDS)
     trace = tmp_path / "t.mp"
@@ -342,7 +342,7 @@ while block := os.read(0, 65536):
 """
 
 
-def test_a_pipeline_that_answers_only_the_sync(tmp_path):
+def test_pipeline_answers_only_the_sync(tmp_path):
     """The pipeline makes no kernel, even though a supervisor runs it."""
     (tmp_path / "only.py").write_text(ONLY_SYNCS)
     program = probing.build(tmp_path, ENTERS.replace("ENTER", ""))
@@ -356,7 +356,7 @@ def test_a_pipeline_that_answers_only_the_sync(tmp_path):
 # The folder
 
 
-def test_the_folder_goes_with_the_supervisor(tmp_path):
+def test_folder_is_removed_with_the_supervisor(tmp_path):
     """The supervisor's folder is removed when it ends, even if TMPDIR is longer than a socket address, missing, or
     relative.
     """
@@ -443,7 +443,7 @@ def answering(tmp_path):
         yield place
 
 
-def test_only_a_folder_of_its_own_is_asked(connects, answering):
+def test_only_its_own_folder_is_read(connects, answering):
     def connect(name: Path, how: str = "") -> str:
         return subprocess.run([connects, how, name], capture_output=True, text=True, check=True).stdout
 
@@ -458,13 +458,13 @@ def test_only_a_folder_of_its_own_is_asked(connects, answering):
 
 
 @needs_namespaces
-def test_nobody_is_this_user_where_users_have_no_numbers(connects, answering):
+def test_no_current_user_without_user_ids(connects, answering):
     done = subprocess.run([connects, "unmapped", answering], capture_output=True, text=True, check=True)
     assert done.stdout == "0 Permission denied\n"
 
 
 @as_root
-def test_another_users_folder_is_not_asked(connects, answering):
+def test_folder_of_another_user_is_not_read(connects, answering):
     """A name is free again once its supervisor has ended."""
     os.chown(answering, 65533, -1)
     done = subprocess.run([connects, "", answering], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from tests.runtime.hooked import Trace
 
 
 @pytest.mark.parametrize("sizes", [[0], [700000], [0, 1 << 30]], ids=["empty", "shorter", "long again"])
-def test_truncating_a_trace_harms_nobody(tmp_path, sizes):
+def test_truncating_a_trace_is_harmless(tmp_path, sizes):
     """If another thread adds a chunk at that moment, the file has its length back, and no signal is sent."""
     cuts = "".join(f'assert(!truncate("{tmp_path}/t.mp", {size}));' for size in sizes)
     source = LOOP.replace(
@@ -108,7 +108,7 @@ def test_the_handler_of_the_program_is_called(tmp_path):
     assert own(tmp_path, code) == (0, "")
 
 
-def test_a_handler_that_was_there_before_the_trace(tmp_path):
+def test_handler_older_than_the_trace(tmp_path):
     early = "assert(!sigaction(SIGBUS, &action, 0));"
     code = "if (!sigsetjmp(back, 1))\n *beyond() = 1;\n assert(hits == 1); return 0;"
     assert own(tmp_path, code, early) == (0, "")

@@ -44,7 +44,7 @@ def test_a_folder_planted_by_another_user_is_reported_once_and_not_used(name, tm
 
 
 @pytest.mark.full
-def test_an_answer_that_was_moved_to_another_key_is_not_used(tmp_path):
+def test_answer_under_wrong_key_is_not_used(tmp_path):
     for probe in ("gmem_bytes", "block_sched"):
         run(tmp_path, tmp_path / probe, "-p", probe)
     (mine,) = (tmp_path / "gmem_bytes" / "gpt" / "probed").iterdir()

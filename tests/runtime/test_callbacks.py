@@ -138,7 +138,7 @@ def test_a_folder_of_any_name(tmp_path, program):
         pytest.param("mine.toml", "mine.toml: no such callback beside", marks=pytest.mark.full),
     ],
 )
-def test_a_callback_that_is_absent_is_said_before(tmp_path, program, callback, said):
+def test_missing_callback_is_reported_before_the_run(tmp_path, program, callback, said):
     probe(tmp_path, callback=callback)
     done = run(tmp_path, program)
     assert (done.returncode, done.stdout) == (4, "")
@@ -183,7 +183,7 @@ def test_a_child_has_its_launches_too(tmp_path, program):
 
 
 @pytest.mark.full
-def test_a_program_that_writes_another_callback_into_its_trace(tmp_path, program):
+def test_program_forges_callback_in_its_trace(tmp_path, program):
     probe(tmp_path)
     (tmp_path / "evil.sh").write_text("#!/bin/sh\necho evil\n")
     (tmp_path / "evil.sh").chmod(0o700)
@@ -193,7 +193,7 @@ def test_a_program_that_writes_another_callback_into_its_trace(tmp_path, program
 
 
 @pytest.mark.full
-def test_a_program_that_is_killed(tmp_path, program):
+def test_program_killed(tmp_path, program):
     probe(tmp_path)
     done = run(tmp_path, program, "dies")
     assert done.returncode == -signal.SIGKILL
@@ -220,7 +220,7 @@ def test_keys_that_interrupt(tmp_path, program):
 
 
 @pytest.mark.full
-def test_a_callback_that_hangs_does_not_hold_the_program(tmp_path, program):
+def test_hanging_callback_does_not_delay_the_program(tmp_path, program):
     probe(tmp_path, "#!/bin/sh\nsleep 100\n")
     line, keys = command(tmp_path, program, "0")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, process_group=0, **keys) as process:
@@ -232,7 +232,7 @@ def test_a_callback_that_hangs_does_not_hold_the_program(tmp_path, program):
 
 
 @pytest.mark.full
-def test_a_callback_that_kills_what_runs_it(tmp_path, program):
+def test_callback_kills_its_process(tmp_path, program):
     """A message reports that gpt-dump was killed, and the folder with the launches is still removed."""
     probe(tmp_path, "#!/bin/sh\nkill -9 $PPID\n")
     done = run(tmp_path, program)

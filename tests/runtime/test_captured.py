@@ -122,13 +122,13 @@ def test_captured_launches_do_not_count_where_launches_are_only_counted(tmp_path
     assert hooked.Trace(path).launches == {"one": 2 * 6 + 2, "two": 6 + 1}
 
 
-def test_launches_of_graphs_that_are_not_recorded_are_said_to_be(tmp_path, program):
+def test_unrecorded_graph_launches_are_reported(tmp_path, program):
     path, *_ = record(tmp_path, program, "by_hand", calls="memcpy")
     said = "launches of 1 graph are not recorded: 'gpt-hook run --calls graph' records them"
     assert said in " ".join(analyze("summary", path).split())
 
 
-def test_nodes_of_conditional_bodies_are_said_to_be_unknown(tmp_path, program):
+def test_nodes_of_conditional_bodies_are_reported_as_unknown(tmp_path, program):
     path, *_ = record(tmp_path, program, "conditional")
     (graph,) = hooked.Trace(path).of("graph")
     assert (graph["unknown"], graph["operations"]) == (2, [])

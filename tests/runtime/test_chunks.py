@@ -104,7 +104,7 @@ def test_chunks_grow(tmp_path):
     assert {4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10} == set(sizes)
 
 
-def test_a_record_that_is_larger_than_the_next_chunk(tmp_path):
+def test_record_larger_than_the_next_chunk(tmp_path):
     words = ["x" * 60000, "1"]
     source = LOOP.replace("v[1]", "v[2]")
     trace = hooked.traced(tmp_path, source, args=words)
@@ -381,7 +381,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_an_exit_waits_for_nobody_and_needs_little_stack(tmp_path, name):
+def test_exit_does_not_wait_and_needs_little_stack(tmp_path, name):
     program = hooked.compile_c(tmp_path / "client", ENDS.replace("DOING", ENDINGS[name]))
     done = hooked.run(tmp_path / "t.mp", program)
     assert (done.returncode, done.stderr) == (7, "")

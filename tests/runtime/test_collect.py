@@ -195,7 +195,7 @@ def test_the_programs_own_zstd_is_its_own(tmp_path):
 
 
 @pytest.mark.full
-def test_a_program_that_has_zstd_in_itself(tmp_path):
+def test_program_with_static_zstd(tmp_path):
     """The program's functions with these names are visible to all libraries, but aren't used to pack buffers."""
     names = ("ZSTD_isError", "ZSTD_createCCtx", "ZSTD_compressBound", "ZSTD_compress", "HUF_isError", "FSE_isError")
     own = "".join(f"void {name}(void) {{ abort(); }}\n" for name in names)

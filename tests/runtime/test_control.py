@@ -94,7 +94,7 @@ def test_a_graph_of_before(tmp_path):
     assert [call["object"] for call in replays] == [graph["exec"]] * 3
 
 
-def test_a_run_that_begins_recorded(tmp_path, program):
+def test_run_with_control_starts_recording(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--control", **QUICK)
     server.launch(5)
     order(server.pid, "disable")
@@ -231,7 +231,7 @@ def test_children_and_all_processes_of_a_run(tmp_path):
 
 
 @pytest.mark.full
-def test_a_forked_child_goes_on_as_its_parent_was(tmp_path):
+def test_forked_child_keeps_the_state_of_its_parent(tmp_path):
     source = r"""
     #include <sys/wait.h>
     int main(void) {
@@ -264,7 +264,7 @@ def test_a_forked_child_goes_on_as_its_parent_was(tmp_path):
     assert not children[0].of("recording")  # the second child was forked while its parent recorded
 
 
-def test_processes_that_cannot_be_asked(tmp_path, program):
+def test_unreadable_processes(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, **QUICK)
     for pid, fault in (
         (server.pid, "not started by 'gpt-hook run --disabled' or 'gpt-hook run --control'"),
@@ -316,7 +316,7 @@ def test_a_full_disk(tmp_path, program):
 
 
 @pytest.mark.full
-def test_a_program_that_writes_over_its_environment(tmp_path):
+def test_program_overwrites_its_environment(tmp_path):
     source = SERVER.replace(
         "    while (puts",
         """    char *first = environ[0], *last = first;
@@ -345,7 +345,7 @@ client.recv(1)
 
 
 @pytest.mark.full
-def test_a_process_that_answers_texts_without_an_end():
+def test_process_answers_unterminated_strings():
     texts, fault = 1024 + 512 + 512 + 512 + 4096 + 4096, 256
     for letters, shown in ((texts, 0), (texts + fault, 1)):
         line = [sys.executable, "-c", ANSWER, str(letters), str(texts + fault - letters)]
@@ -395,7 +395,7 @@ def test_clients_that_say_nothing_or_nonsense(tmp_path, program):
 
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_other_users_are_not_obeyed(tmp_path, program):
+def test_requests_of_other_users_are_refused(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     code = """
 import os, socket, struct, sys
@@ -415,7 +415,7 @@ except OSError:
 
 
 @pytest.mark.parametrize("other", first("0", "1"))
-def test_peers_that_say_nothing_hold_nobody_up(tmp_path, program, other):
+def test_silent_peers_delay_no_one(tmp_path, program, other):
     """Any process can connect to an abstract name. Each such connection once blocked the socket for the 5 s in which a
     command may arrive.
     """
@@ -441,7 +441,7 @@ sys.stdin.read()
 
 
 @pytest.mark.full
-def test_an_order_that_was_not_answered_is_not_followed_later(tmp_path, program):
+def test_unanswered_order_is_not_carried_out_later(tmp_path, program):
     """A stopped process doesn't answer. When it continues, it doesn't carry out commands that
     gpt-hook ctl gave up on.
     """
@@ -481,7 +481,7 @@ def test_two_at_once_and_a_process_that_ends_meanwhile(tmp_path, program):
 
 
 @pytest.mark.full
-def test_a_process_that_is_killed_while_it_records(tmp_path, program):
+def test_process_killed_while_recording(tmp_path, program):
     server = Server(tmp_path / "t.mp", program, "--disabled", **QUICK)
     order(server.pid, "enable")
     server.launch(20)

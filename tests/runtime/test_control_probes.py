@@ -291,7 +291,7 @@ def test_a_pipeline_of_the_users(tmp_path, program):
     probing.check_bytes(server.end(), 2)
 
 
-def test_a_kernel_that_is_looked_up_while_it_is_on(tmp_path):
+def test_kernel_looked_up_while_recording(tmp_path):
     again = '{ run(); OK(cuModuleGetFunction(&function, module, "scale")); run(); }'
     program = probing.build(tmp_path, SERVER.replace("run();", again))
     server = serve(tmp_path, program, "--disabled", "-p", "gmem_bytes")
@@ -318,7 +318,7 @@ def test_wrong_words(words, status, fault):
     assert done.stderr.startswith(fault)
 
 
-def test_a_child_that_was_forked_after_code_was_loaded(tmp_path):
+def test_child_forked_after_loading_code(tmp_path):
     """The child can't use the driver, as on a GPU, so nothing in it can be probed, and ctl says so."""
     source = SERVER.replace(
         "    while (puts",

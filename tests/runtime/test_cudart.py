@@ -143,7 +143,7 @@ def test_a_program_of_relocatable_code(tmp_path):
     assert subprocess.run([program], env=env).returncode == 33
 
 
-def test_without_a_driver_each_call_says_so(tmp_path):
+def test_without_driver_each_call_fails_with_a_message(tmp_path):
     code = """
 import ctypes, sys
 runtime = ctypes.CDLL(sys.argv[1])

@@ -69,7 +69,7 @@ def test_an_older_one(tmp_path):
     assert subprocess.run(line, capture_output=True, text=True, check=True).stdout.startswith("gpt-hook ")
 
 
-def test_thread_local_variables_fit_beside_an_audit_library():
+def test_thread_local_variables_fit_with_an_audit_library():
     """With --replace, glibc 2.36 couldn't load the hook when it had 1,744 bytes of thread-local variables."""
     with (hooked.ROOT / "gpt/_runtime/libgpthook.so").open("rb") as file:
         sizes = [s["p_memsz"] for s in ELFFile(file).iter_segments("PT_TLS")]

@@ -33,7 +33,7 @@ def test_everything_that_ran_is_timed(tmp_path, calls):
         assert len({(row["thread"], row["call"]) for row in found} & made) == 12 * 5000
 
 
-def test_off_unless_asked_for(tmp_path):
+def test_gpu_times_are_off_by_default(tmp_path):
     program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=2")
     done = hooked.run(tmp_path / "t.mp", program, env=os.environ | {"GPT_HOOK_GPU_TIME": "1"})
     assert done.returncode == 0
@@ -66,7 +66,7 @@ int main(void) {
 """
 
 
-def test_a_context_that_somebody_still_retains_keeps_its_times(tmp_path):
+def test_retained_context_keeps_its_times(tmp_path):
     program = hooked.compile_c(tmp_path / "client", RELEASED)
     done = hooked.run(tmp_path / "t.mp", program, options=("--gpu-time", "--calls", "none"))
     assert (done.returncode, done.stderr) == (0, "")

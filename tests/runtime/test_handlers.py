@@ -72,7 +72,7 @@ def test_another_function_and_other_arguments(tmp_path, library, calls):
         assert [call[f"block_{c}"] for c in "xyz"] == [4, 5, 6] and call["shared"] == 7
 
 
-def test_parameters_and_attributes_of_what_is_launched(tmp_path, library):
+def test_launch_parameters_and_attributes(tmp_path, library):
     source = r"""
     int main(void) {
         void *module, *function;

@@ -9,7 +9,7 @@ from tests.runtime import hooked
 from tests.runtime.hooked import SHARED, Trace
 
 
-def test_a_program_that_is_linked_to_the_driver(tmp_path):
+def test_program_linked_to_the_driver(tmp_path):
     source = """
     int cuInit(unsigned);
     int cuDeviceGetCount(int *);
@@ -22,7 +22,7 @@ def test_a_program_that_is_linked_to_the_driver(tmp_path):
     assert Trace(tmp_path / "t.mp").names == {"cuInit": 1, "cuDeviceGetCount": 1}
 
 
-def test_a_library_that_is_linked_to_the_driver_and_loaded_for_itself(tmp_path):
+def test_library_linked_to_the_driver_and_loaded_locally(tmp_path):
     library = tmp_path / "libextension.so"
     source = "int cuInit(unsigned);\nint start(void) { return cuInit(0); }"
     hooked.compile_c(library, source, *SHARED, hooked.runtime() / "sim" / "libcuda.so.1", prelude=False)
@@ -203,7 +203,7 @@ def test_another_library_with_its_own_dlsym(tmp_path, monkeypatch, order):
 
 
 # A library in between that doesn't define dlsym: it defines a function, and looks the driver's up by handle.
-def test_an_interposer_that_asks_the_driver(tmp_path, monkeypatch):
+def test_interposer_calls_the_driver(tmp_path, monkeypatch):
     source = """
     #include <dlfcn.h>
     #include <stdio.h>
@@ -227,7 +227,7 @@ def test_an_interposer_that_asks_the_driver(tmp_path, monkeypatch):
 # What stays as it is
 
 
-def test_without_a_driver_there_is_none(tmp_path):
+def test_dlsym_without_a_driver(tmp_path):
     source = r"""
     int main(void) {
         assert(!dlopen("libcuda.so.1", RTLD_NOW));
@@ -265,7 +265,7 @@ def test_a_library_where_the_driver_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("calls", ["all", "none", "cuInit"])
-def test_a_driver_that_is_closed_and_loaded_again_elsewhere(tmp_path, monkeypatch, calls):
+def test_driver_closed_and_reloaded_elsewhere(tmp_path, monkeypatch, calls):
     functions = "int cuInit(unsigned f) { return f; } int cuDriverGetVersion(int *v) { *v = 13000; return 0; }"
     hooked.compile_c(tmp_path / "libcuda.so.1", functions, *SHARED, "-Wl,-soname,libcuda.so.1", prelude=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
@@ -355,7 +355,7 @@ def test_symbols_need_no_newer_libc():
         assert versions and max(tuple(map(int, v.split("."))) for v in versions) <= (2, 34), file
 
 
-def test_the_library_defines_nothing_but_what_it_stands_in_for():
+def test_library_defines_only_replaced_functions():
     text = subprocess.run(
         ["nm", "-D", "--defined-only", hooked.runtime() / "libgpthook.so"], capture_output=True, text=True
     )
@@ -444,7 +444,7 @@ int main(void) {
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_dl_find_object"), reason="glibc before 2.35")
 @pytest.mark.parametrize("calls", ["all", "none"])
-def test_a_filter_that_permits_nothing(tmp_path, calls):
+def test_filter_that_permits_nothing(tmp_path, calls):
     program = hooked.compile_c(tmp_path / "client", ALONE)
     done = hooked.run(tmp_path / "t.mp", program, options=("--calls", calls))
     assert (done.returncode, done.stdout, done.stderr) == (0, "all", "")

@@ -102,7 +102,7 @@ def test_escapes_are_children_of_driver_calls(tmp_path, client):
     assert found[1]["request"] & 0xFFFF == 0x462A and "command" not in found[1]  # the request failed
 
 
-def test_a_call_that_asks_often_is_the_parent_of_all(tmp_path, client):
+def test_call_with_many_ioctls_is_their_parent(tmp_path, client):
     source = CLIENT.replace("return 0;", "return GET(cuAskOften)(&on);")
     client = hooked.compile_c(tmp_path / "often", source, prelude=False)
     assert devices(tmp_path, client, options=["--ioctl"]).returncode == 0
@@ -111,7 +111,7 @@ def test_a_call_that_asks_often_is_the_parent_of_all(tmp_path, client):
     assert [r.get("parent") for r in trace.of("ioctl")].count(call["start"]) == 1000
 
 
-def test_without_the_option_there_are_none(tmp_path, client):
+def test_no_ioctl_records_without_the_option(tmp_path, client):
     assert devices(tmp_path, client).returncode == 0
     assert not Trace(tmp_path / "t.mp").of("ioctl")
 
@@ -125,7 +125,7 @@ def test_queries_are_recorded_for_they_ask_the_kernel_too(tmp_path, options, rec
     assert names["cuInit"] == 1 and names["cuDriverGetVersion"] == recorded
 
 
-def test_other_devices_and_terminals_are_none_of_ours(tmp_path):
+def test_other_devices_and_terminals_are_ignored(tmp_path):
     source = r"""
     #include <sys/ioctl.h>
     #include <sys/wait.h>

@@ -222,7 +222,7 @@ def test_programs_with_a_sanitizer_of_gcc(tmp_path):
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
 
 
-def test_a_limit_of_memory_that_leaves_no_room(tmp_path):
+def test_memory_limit_too_small(tmp_path):
     # Limits from the size that the program needs by itself up to a sufficient size.
     script = "for i in $(seq 6 24); do (ulimit -v ${i}000; exec true) && echo $i; done"
     done = hooked.run(tmp_path / "t.mp", "sh", "-c", script)

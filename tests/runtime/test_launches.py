@@ -97,7 +97,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])
-def test_a_function_that_nobody_looked_up_has_a_name(tmp_path, calls):
+def test_function_never_looked_up_has_a_name(tmp_path, calls):
     program = hooked.compile_c(tmp_path / "client", ENUMERATED)
     done = hooked.run(tmp_path / "t.mp", program, options=("--calls", calls))
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def calls(records: list[dict]) -> list[dict]:
     return found
 
 
-def test_a_stream_tells_what_a_file_does(tmp_path):
+def test_stream_equals_file(tmp_path):
     program = hooked.compile_c(tmp_path / "client", THREADS, "-DROUNDS=2", "-DAT_ONCE=4")
     assert hooked.run(tmp_path / "t.mp", program).returncode == 0
     process = live("-", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -299,7 +299,7 @@ def test_a_daemon_is_waited_for(tmp_path):
     assert [launches(s) for s in found] == [{}, {"bar": 1}]
 
 
-def test_a_reader_that_goes_away_harms_nobody(tmp_path):
+def test_reader_exit_is_harmless(tmp_path):
     source = r"""
     int main(void) {
         begin_trace();
@@ -322,7 +322,7 @@ def test_a_reader_that_goes_away_harms_nobody(tmp_path):
     assert (process.wait(), process.stderr.read()) == (5, b"")
 
 
-def test_a_reader_that_is_killed_is_reported(tmp_path):
+def test_killed_reader_is_reported(tmp_path):
     program = hooked.compile_c(tmp_path / "client", LOOP)
     process = live("|kill -9 $$", program, "3", stderr=subprocess.PIPE)
     said = b"gpt-hook: warning: the command of -o was ended by signal 9: the stream ends there\n"
@@ -351,7 +351,7 @@ def test_records_that_were_read_leave_the_disk(tmp_path, private):
     assert process.wait() == 7
 
 
-def test_a_trace_that_is_truncated_meanwhile(tmp_path, private):
+def test_trace_truncated_meanwhile(tmp_path, private):
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"100\n"), process.stdin.flush()
@@ -374,7 +374,7 @@ def test_a_terminal_is_refused(tmp_path):
     os.close(ours), os.close(theirs)
 
 
-def test_a_full_disk_behind_the_stream(tmp_path):
+def test_full_disk_after_the_stream(tmp_path):
     program = hooked.compile_c(tmp_path / "client", LOOP)
     with open("/dev/full", "wb") as full:
         process = live("-", program, "1000", stdout=full, stderr=subprocess.PIPE)
@@ -383,7 +383,7 @@ def test_a_full_disk_behind_the_stream(tmp_path):
     assert err == b"gpt-hook: error: -: No space left on device; the stream ends\n"
 
 
-def test_a_helper_that_is_stopped_tidies_up(tmp_path):
+def test_stopped_helper_cleans_up(tmp_path):
     process = live("-", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     pipe = f"pipe:[{os.fstat(process.stdout.fileno()).st_ino}]"
 
@@ -432,7 +432,7 @@ def find_helper(private):
 
 
 @pytest.mark.parametrize("output", ["-", "|cat >/dev/null"])
-def test_a_helper_that_is_killed_ends_the_trace(tmp_path, private, output):
+def test_killed_helper_ends_the_trace(tmp_path, private, output):
     # A child launches at the same time; files that don't belong to the run stay.
     source = r"""
     int main(void) {
@@ -533,7 +533,7 @@ def test_the_helper_is_clean_under_a_sanitizer(tmp_path, monkeypatch):
     assert len(found) == 4 and launches(found[0]) == {"foo": 70001}
 
 
-def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_the_streams(tmp_path):
+def test_folder_replacing_the_stream_folder_is_untouched(tmp_path):
     """If TMPDIR has no sticky bit, anybody can put a folder or a link in place of ours. Root once created files
     wherever such a link led.
     """
@@ -554,7 +554,7 @@ def test_nothing_is_made_or_deleted_in_a_folder_that_somebody_put_in_place_of_th
     assert not list((tmp_path / "moved").iterdir())
 
 
-def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
+def test_stopped_helper_loses_no_records(tmp_path, private):
     """A stopped helper is like a slow reader: the program's data waits on disk meanwhile."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -569,7 +569,7 @@ def test_a_helper_that_was_stopped_loses_nothing(tmp_path, private):
     assert launches(read((tmp_path / "t.mp").read_bytes())) == {"foo": 70001}
 
 
-def test_a_helper_that_is_killed_after_the_program_is_reported(tmp_path, private):
+def test_helper_killed_after_the_program_is_reported(tmp_path, private):
     """Once, no message said that the stream had lost its end, because the program had nothing more to write."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("|cat >/dev/null", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -587,7 +587,7 @@ def test_a_helper_that_is_killed_after_the_program_is_reported(tmp_path, private
 
 
 @pytest.mark.parametrize("launched", [b"", b"1\n"])
-def test_a_folder_that_is_removed_meanwhile_is_reported(tmp_path, private, launched):
+def test_folder_removed_meanwhile_is_reported(tmp_path, private, launched):
     """Once, the stream was complete but empty: a segment that ends without a record."""
     program = hooked.compile_c(tmp_path / "client", TOLD)
     process = live("-", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -89,7 +89,7 @@ def test_every_function_that_replaces_the_program(tmp_path, folder, function):
 
 
 @pytest.mark.parametrize("program", ["sh -c 'exit 3'", "env -i sh -c 'exit 3'"])
-def test_a_program_that_is_found_without_a_path(tmp_path, program):
+def test_program_found_without_path(tmp_path, program):
     """env clears PATH first, and libc then searches default folders."""
     status, lines = said(tmp_path, "sh", "-c", f"exec env -i {program}")
     what = f"nothing was recorded from {program.split()[0]}, which env started without LD_PRELOAD{BEFORE}"
@@ -158,13 +158,13 @@ def test_a_setuid_program(tmp_path, folder):
     os.chown(program, 2001, 2001)
     program.chmod(0o4755)
     _, lines = said(tmp_path, "sh", "-c", f"{program}; true")
-    what = f"from {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+    what = f"from {program}, which sh started: a setuid program ignores LD_PRELOAD; put 'gpt-hook run' after it"
     assert lines == [f"warning: {NOT_WRITTEN}nothing was recorded {what}"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="root becomes another user by setpriv")
 @pytest.mark.parametrize("folders", ["shared", "closed"])
-def test_a_program_that_another_user_starts(tmp_path, folder, folders):
+def test_program_started_by_another_user(tmp_path, folder, folders):
     """Another user's note isn't trusted, and none can be left in root's folder, so a message is printed at once."""
     copied = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where other users have access
     try:
@@ -202,7 +202,7 @@ def test_rights_that_a_program_is_started_with(tmp_path, folder, call):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
-def test_a_setuid_program_that_gets_no_rights(tmp_path, folder):
+def test_setuid_program_without_privileges(tmp_path, folder):
     program = tmp_path / "setuid"
     shutil.copy("/bin/true", program)
     os.chown(program, 2001, 2001)
@@ -237,7 +237,7 @@ def test_names_are_safe(tmp_path, folder):
     assert f"{tmp_path}/a\\x1b[2J\\x0ab, which env started" in line
 
 
-def test_a_planted_note_is_neither_followed_nor_believed(tmp_path, folder):
+def test_planted_note_is_ignored(tmp_path, folder):
     """Everybody may write to the folder with the notes."""
     victim = tmp_path / "victim"
     victim.write_text("mine")

@@ -28,7 +28,7 @@ def told(done):
 
 
 @pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
-def test_a_region_that_is_empty(demo, tmp_path, mode):
+def test_empty_region(demo, tmp_path, mode):
     assert told(run(demo)) == []
     library = slim(demo, tmp_path / "slim", mode=mode)
     done = run(demo, "--replace", tmp_path / "slim")
@@ -107,7 +107,7 @@ def test_names_in_a_file_are_not_trusted(tmp_path):
 
 
 @pytest.mark.parametrize("mode", first("compact", "fill"))
-def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
+def test_library_cut_in_place(demo, tmp_path, mode):
     patched = slim(demo, tmp_path / "slim", mode=mode)
     shutil.copy(patched, demo)
     (line,) = told(run(demo))
@@ -115,7 +115,7 @@ def test_a_library_that_was_cut_in_place(demo, tmp_path, mode):
 
 
 @pytest.mark.full
-def test_a_kernel_that_is_not_there(tmp_path):
+def test_missing_kernel(tmp_path):
     library = two_kernels(tmp_path)
     assert cuda.run("cuobjdump", "-lelf", library).count("ELF file") == 2
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
@@ -140,7 +140,7 @@ def test_a_kernel_that_is_not_there(tmp_path):
         assert (done.stdout, done.stderr) == ("0 0 " * 3, "")
 
 
-def test_a_kernel_that_was_dropped(tmp_path):
+def test_dropped_kernel(tmp_path):
     library = two_kernels(tmp_path, together=True)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     patched = slim(library, tmp_path / "slim", "--granularity", "kernel", keep="^one$")
@@ -182,7 +182,7 @@ def test_kernels_that_only_other_devices_have(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["compact", full("fill"), full("hole")])
 @pytest.mark.parametrize("kernels", [[], full(["--granularity", "kernel"])])
-def test_a_file_that_was_slimmed_says_so_itself(tmp_path, mode, kernels):
+def test_slimmed_file_is_recognized(tmp_path, mode, kernels):
     library = three_kernels(tmp_path)
     program = hooked.compile_c(tmp_path / "client", CLIENT % library)
     patched = slim(library, tmp_path / "slim", *kernels, mode=mode, keep="^one$" if kernels else "^(one|two)$")
@@ -221,7 +221,7 @@ def test_no_more_than_a_few_lines(tmp_path):
     assert [name for name in trace.functions if name in names] == names
 
 
-def test_trying_what_is_not_there_is_quiet(tmp_path):
+def test_missing_candidates_are_skipped_silently(tmp_path):
     source = r"""
     int main(void) {
         begin();
@@ -384,7 +384,7 @@ def run_empty(tmp_path, library, *options, nameless=0):
 
 
 @pytest.mark.parametrize("options", [(), ("--calls", "all")])
-def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
+def test_kernel_with_zeroed_code(tmp_path, options):
     library = two_kernels(tmp_path)
     assert run_empty(tmp_path, library, *options) == ""  # nothing was cut: it's the program's own fault
     library.with_name(f"{library.name}.gpt-orig").touch()
@@ -401,7 +401,7 @@ def test_a_kernel_whose_code_was_zeroed(tmp_path, options):
 
 
 @pytest.mark.parametrize("mode", first("compact", "fill", "hole"))
-def test_code_that_was_zeroed_says_so_itself(tmp_path, mode):
+def test_zeroed_code_is_recognized(tmp_path, mode):
     library = two_kernels(tmp_path, together=True)
     patched = slim(library, tmp_path / "slim", "--granularity", "kernel", mode=mode, keep="^one$", kernels="zero")
     shutil.copy(patched, library)

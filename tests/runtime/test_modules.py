@@ -53,7 +53,7 @@ def test_digest(tmp_path, size):
 @pytest.mark.parametrize(
     "claim", ["head->e_shoff = 1ull << 40", "section->sh_size = 1ull << 40", "section->sh_offset = -4096ull"]
 )
-def test_an_image_that_claims_more_than_is_there(tmp_path, claim):
+def test_image_with_too_large_size(tmp_path, claim):
     """The driver may never read the claimed bytes. The hook doesn't read past the existing ones."""
     source = f"""
     #include <elf.h>
@@ -191,7 +191,7 @@ def test_libraries_also_those_that_were_closed(tmp_path):
     assert demo.get("build_id", "none") in notes or "Build ID" not in notes
 
 
-def test_a_library_that_is_opened_by_its_descriptor_has_its_own_name(tmp_path):
+def test_library_opened_by_descriptor_has_its_own_name(tmp_path):
     build(tmp_path / "demo")
     source = f"""
     int main(void) {{
@@ -260,7 +260,7 @@ def test_images_are_saved_once(tmp_path, monkeypatch):
     assert len(elements) == 8 and [k["name"] for k in elements[0]["kernels"]] == ["foo", "bar"]
 
 
-def test_who_loaded_an_image_that_lies_in_no_file(tmp_path):
+def test_loader_of_image_in_no_file(tmp_path):
     library = """
     #include <stdlib.h>
     #include <string.h>
@@ -289,7 +289,7 @@ def test_who_loaded_an_image_that_lies_in_no_file(tmp_path):
     assert "loader" not in in_a_file and in_a_file["path"] == str(tmp_path / "client")
 
 
-def test_an_image_that_cannot_be_saved_whole_is_not_there(tmp_path):
+def test_partly_saved_image_is_removed(tmp_path):
     folder = tmp_path / "full"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True).returncode:
@@ -305,7 +305,7 @@ def test_an_image_that_cannot_be_saved_whole_is_not_there(tmp_path):
         subprocess.run(["umount", folder], check=True)
 
 
-def test_an_image_that_is_larger_than_a_file_may_be(tmp_path):
+def test_image_larger_than_the_file_limit(tmp_path):
     source = r"""
     int main(void) {
         begin();
@@ -324,7 +324,7 @@ def test_an_image_that_is_larger_than_a_file_may_be(tmp_path):
     assert not list((tmp_path / "saved").iterdir()) and Trace(tmp_path / "t.mp").kinds["module"] == 1
 
 
-def test_a_folder_for_images_that_cannot_be_made(tmp_path):
+def test_image_folder_cannot_be_created(tmp_path):
     done = hooked.run(tmp_path / "t.mp", "true", options=["--save-modules", tmp_path / "no" / "such"])
     assert (done.returncode, done.stderr) == (1, f"gpt-hook: error: {tmp_path}/no/such: No such file or directory\n")
 
@@ -360,7 +360,7 @@ def test_images_in_files_have_digests_while_they_are_small(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["link", "of another user", "others write", "fifo"])
-def test_a_saved_image_that_another_user_replaced_is_written_again(tmp_path, shape):
+def test_saved_image_replaced_by_another_user_is_rewritten(tmp_path, shape):
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     text = PTX + b"\n" * (99999 - len(PTX))
@@ -381,7 +381,7 @@ def test_a_saved_image_that_another_user_replaced_is_written_again(tmp_path, sha
 
 
 @pytest.mark.full
-def test_a_saved_image_is_nobodys_where_users_have_no_numbers(tmp_path):
+def test_saved_image_has_no_owner_without_user_ids(tmp_path):
     """In a user namespace without a mapping, another user's file has the same user ID as the process."""
     if os.geteuid():
         pytest.skip("only root makes files of other users")

@@ -101,7 +101,7 @@ ODD = "overrides", "exceptions", "autograd", "transforms", "scripts", "compiled_
 
 @pytest.mark.full
 @pytest.mark.parametrize("names", [ODD, ("lives",)])  # Dynamo keeps modules until Python has ended
-def test_a_program_sees_nothing_of_it(tmp_path, names):
+def test_program_does_not_notice_the_hook(tmp_path, names):
     found = []
     for options in (("--layers", "-f"), ()):
         command = (python(), "-X", "dev", "-W", "ignore", PROGRAM.with_name("odd_modules.py"), *names)
@@ -142,7 +142,7 @@ def test_a_sitecustomize_of_the_program_runs(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["-I", "-sE"])
-def test_a_python_that_does_not_load_gpt_layers_is_reported(tmp_path, option):
+def test_python_without_gpt_layers_is_reported(tmp_path, option):
     done = traced(tmp_path, option, "-c", "print(1)")
     assert (done.stdout, done.returncode) == ("1\n", 0)
     assert f"warning: {option}: with this option, Python doesn't load gpt.layers" in done.stderr

@@ -43,7 +43,7 @@ int later(void) { int version; return cuDriverGetVersion(&version); }
 
 
 @pytest.mark.parametrize("how", ["linked", "loaded"])
-def test_a_constructor_that_runs_before_ours(tmp_path, how):
+def test_constructor_runs_before_the_hook(tmp_path, how):
     linked = how == "linked"
     flags = [hooked.ROOT / "gpt/_runtime/sim/libcuda.so.1"] if linked else []
     library = hooked.compile_c(
@@ -57,7 +57,7 @@ def test_a_constructor_that_runs_before_ours(tmp_path, how):
 
 
 @pytest.mark.full
-def test_a_signal_handler_that_makes_calls(tmp_path, driver):
+def test_signal_handler_makes_calls(tmp_path, driver):
     source = r"""
     #include <signal.h>
     #include <time.h>
@@ -93,7 +93,7 @@ def test_a_signal_handler_that_makes_calls(tmp_path, driver):
     assert {(c["result"], c["duration"] > 0) for c in trace.calls if c["name"] == "cuCtxSetLimit"} == {(7, True)}
 
 
-def test_a_thread_that_is_cancelled_is_not_cancelled_in_a_call(tmp_path):
+def test_cancelled_thread_finishes_its_call(tmp_path):
     source = r"""
     #include <pthread.h>
     static void *work(void *unused) {

@@ -113,7 +113,7 @@ def test_a_loop_over_captured_batch_sizes(tmp_path):
     assert "(graphs, not split)" not in rows and not any(row.get("split") for row in rows.values())
 
 
-def test_an_executable_graph_that_is_destroyed_while_it_runs(tmp_path):
+def test_executable_graph_destroyed_while_running(tmp_path):
     trace, printed = recorded(tmp_path, "destroyed", "1")
     assert printed.split()[:4] == ["5"] * 4
     assert [one["start"] for one in trace.of("node_times")] == replays(trace)
@@ -179,7 +179,7 @@ def test_the_answer(tmp_path):
     assert "such a replay took" in found.verdicts["nodes"][1]
 
 
-def test_not_with_probes_nor_for_no_share(tmp_path):
+def test_node_times_rejects_probes_and_bad_shares(tmp_path):
     for options in (("-p", "block_sched", "--node-times", "2"), ("--node-times", "1/0"), ("--node-times", "x")):
         done = hooked.run(tmp_path / "t.mp", "true", options=options)
         assert done.returncode == 2 and "--node-times" in done.stderr

@@ -86,14 +86,14 @@ def test_deep_ranges_and_long_names(tmp_path):
     assert trace.of("range")[0]["name"] == "x" * 1024
 
 
-def test_a_range_that_a_killed_process_was_in(tmp_path):
+def test_range_open_in_killed_process(tmp_path):
     source = PLAYED.replace("MORE", 'F(core, CORE_RangePushA, int, "fatal"); kill(getpid(), 9);')
     program = hooked.compile_c(tmp_path / "client", source, f"-I{ABI.parents[1]}", "-includesignal.h")
     assert hooked.run(tmp_path / "t.mp", program).returncode == -signal.SIGKILL
     assert told(Trace(tmp_path / "t.mp")) == [("push", None, "fatal")]
 
 
-def test_another_tool_is_named_beside_ours(tmp_path):
+def test_nvtx_injection_keeps_the_other_tool(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "sh", "-c", "echo $NVTX_INJECTION64_PATH $GPT_HOOK_NVTX")
     ours = f"{hooked.runtime()}/libgpthook.so"
     for given, expected in (("/other.so", f"{ours} /other.so"), ("", ours), (ours, ours)):

@@ -273,7 +273,7 @@ def test_another_tool_that_does_not_begin_is_left_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("begins", [0, 1])
-def test_extensions_that_are_not_known_are_the_other_tools_alone(tmp_path, monkeypatch, begins):
+def test_unknown_extensions_are_kept_for_the_other_tool(tmp_path, monkeypatch, begins):
     used = f"module.compatId = 0x0200; assert(extend(&module) == {begins} && slots[4] && !slots[3]);"
     assert played_beside(tmp_path, begins, monkeypatch, used) == ([BEGAN], ["module 2 200"])
 

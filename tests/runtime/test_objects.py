@@ -164,7 +164,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])
-def test_a_handle_that_is_enumerated_after_its_function_is_gone(tmp_path, driver, calls):
+def test_handle_enumerated_after_its_function_was_unloaded(tmp_path, driver, calls):
     trace = run(tmp_path, ENUMERATED, calls)
     assert trace.launches == {"alpha": 200, "gamma": 1000}
     modules = {f["id"]: f["module"] for f in trace.of("function")}
@@ -216,7 +216,7 @@ def test_handles_are_forgotten_with_their_owner(tmp_path, driver, how):
     assert counts == {functions[i]["id"]: 10 + i for i in range(3)}
 
 
-def test_a_primary_context_that_somebody_retains_lives_on(tmp_path, driver):
+def test_retained_primary_context_stays(tmp_path, driver):
     source = r"""
     int main(void) {
         begin();

@@ -52,7 +52,7 @@ def test_the_status(program, command, status):
     assert live(f"|{command}", "sh", "-c", program).wait() == status
 
 
-def test_a_command_that_is_missing_ends_it_before_the_program_starts(tmp_path):
+def test_missing_command_fails_before_the_program_starts(tmp_path):
     process = live("| nosuch --x", "touch", tmp_path / "ran", stderr=subprocess.PIPE)
     assert process.communicate()[1] == b"gpt-hook: error: nosuch: command not found\n"
     assert process.returncode == 127 and not (tmp_path / "ran").exists()
@@ -105,7 +105,7 @@ def test_signals_are_passed_on(says):
     assert process.wait() == -signal.SIGINT
 
 
-def test_a_program_that_stops_itself_stops_us(says):
+def test_program_stopping_itself_stops_the_tool(says):
     process = live("|cat >/dev/null", says, stdout=subprocess.PIPE)
     program = int(process.stdout.readline())
     os.kill(program, signal.SIGSTOP)
@@ -173,7 +173,7 @@ def test_job_control(tmp_path, says):
     os.close(ours), os.close(theirs)
 
 
-def test_a_command_that_does_not_end_is_ended_by_the_next_interrupt(tmp_path):
+def test_second_interrupt_ends_the_command(tmp_path):
     up = tmp_path / "up"
     process = live(f"|cat >/dev/null; touch {up}; exec sleep 1000", "true")
     hooked.wait_until(up.exists)
@@ -211,7 +211,7 @@ int main(void) {
 """
 
 
-def test_a_daemon_that_goes_on_is_not_waited_for(tmp_path):
+def test_running_daemon_is_not_awaited(tmp_path):
     stop = tmp_path / "stop"
     source = TIRELESS.replace("STOP", str(stop))
     program = hooked.compile_c(tmp_path / "client", source, "-includesys/resource.h")

@@ -108,7 +108,7 @@ def test_registers_before_are_those_of_the_programs_kernel(tmp_path, launches):
         full("gpt-extract --ptx | gpt-asm --arch host", "the pipeline returned no kernel for it"),
     ],
 )
-def test_where_the_pipeline_makes_nothing_the_program_runs_as_it_is(tmp_path, launches, pipeline, reason):
+def test_program_runs_unchanged_if_the_pipeline_makes_nothing(tmp_path, launches, pipeline, reason):
     trace = good(tmp_path, launches, "--jit", pipeline, arguments=(PTX, "3"))
     ((found, count),) = unprobed(trace).items()
     assert count == 3 and found.startswith(reason)
@@ -140,7 +140,7 @@ def test_which_launches(tmp_path, launches, options, with_probes, without):
 @in_both_forms
 @pytest.mark.full
 @pytest.mark.parametrize("option", ["--launch-skip", "--launch-count"])
-def test_a_launch_that_the_driver_refuses_is_not_counted(tmp_path, option):
+def test_launch_refused_by_driver_is_not_counted(tmp_path, option):
     source = (
         CLIENT
         + r"""
@@ -195,7 +195,7 @@ def test_launches_without_a_free_buffer_are_counted_or_wait(tmp_path):
 
 
 @in_both_forms
-def test_streams_of_one_hash_are_known(tmp_path):
+def test_streams_with_equal_hashes_are_recognized(tmp_path):
     """In the past, the upper 12 bits of this hash gave each stream its only place in a table, so two streams could
     displace each other.
     """
@@ -333,7 +333,7 @@ def test_a_library_and_its_kernels(tmp_path):
 
 
 @in_both_forms
-def test_a_module_that_comes_and_goes(tmp_path):
+def test_module_loaded_and_unloaded(tmp_path):
     """Handles are reused; each module has its own kernel with probes, and its own variables."""
     source = (
         CLIENT
@@ -424,7 +424,7 @@ def test_a_child_of_fork_and_a_kill(tmp_path):
 
 
 @pytest.mark.full
-def test_a_pipeline_that_is_late_is_used_later(tmp_path):
+def test_late_pipeline_is_used_later(tmp_path):
     """With --wait 0, a look-up doesn't wait; the kernel is loaded when the program waits for the GPU."""
     source = (
         CLIENT

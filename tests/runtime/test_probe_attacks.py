@@ -40,7 +40,7 @@ def processes(word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_stage_that_ends_ends_the_pipeline(tmp_path, once, at):
+def test_stage_exit_ends_the_pipeline(tmp_path, once, at):
     """If the pipeline went on without the stage, earlier stages would wait for a request, and the program for an
     answer.
     """
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_a_pipeline(tmp_path, once, pipeline):
 
 
 @pytest.mark.parametrize("how", ["-p probe.toml", "-pprobe.toml", "--probe=probe.toml", "--probe 'probe.toml'"])
-def test_a_file_that_a_pipeline_names_has_changed(tmp_path, once, how, monkeypatch):
+def test_changed_file_in_pipeline(tmp_path, once, how, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pipeline = PIPELINE.replace("-p gmem_bytes", how)
     show = ["gpt-ptx-probe", "-p", "gmem_bytes", "--show"]
@@ -125,7 +125,7 @@ def test_a_program_of_few_descriptors(tmp_path):
     good(tmp_path, build(tmp_path, source), "--jit", "exec sleep 1000", arguments=(many,))
 
 
-def test_a_program_that_writes_over_its_environment(tmp_path):
+def test_program_overwrites_its_environment(tmp_path):
     """One process changes its name, like setproctitle(3); another one overwrites its environment."""
     source = (
         CLIENT
@@ -173,7 +173,7 @@ def test_a_long_wait(tmp_path, once):
 
 
 @pytest.mark.parametrize("folder", ["/dev/null/folder", "/proc/none", "/dev/null"])
-def test_a_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
+def test_folder_that_keeps_nothing(tmp_path, once, folder, monkeypatch):
     monkeypatch.setenv("GPT_KEEP", folder)
     done, trace = probed(tmp_path, once, "-p", "gmem_bytes")
     assert (done.returncode, trace) == (1, None)
@@ -213,7 +213,7 @@ def test_the_stage_that_reads_the_probes_is_killed(tmp_path):
     assert done.stderr.startswith("gpt-hook: error: -p: gpt-ptx-probe, ")
 
 
-def test_a_probe_that_is_changed_while_the_program_runs(tmp_path):
+def test_probe_changed_while_the_program_runs(tmp_path):
     """A changed probe isn't used, because its results would be cached as results of the original probe."""
     source = (
         CLIENT
@@ -253,7 +253,7 @@ def test_a_folder_or_pipe_as_probe_file(tmp_path, once, monkeypatch):
     assert done.stderr.startswith(f"gpt-hook: error: {tmp_path}/fifo: not a regular file")
 
 
-def test_a_kernel_that_is_looked_up_before_there_is_a_context(tmp_path):
+def test_kernel_looked_up_before_a_context_exists(tmp_path):
     """The device for which the kernel must be built is only known later."""
     source = (
         CLIENT

@@ -36,7 +36,7 @@ def slow(tmp_path_factory):
     return folder
 
 
-def test_a_writer_that_is_behind(tmp_path, slow, monkeypatch):
+def test_slow_writer(tmp_path, slow, monkeypatch):
     """The first buffers are packed with zstd. All contents are right; the report and an analysis state the bytes packed
     without it.
     """

@@ -122,7 +122,7 @@ def test_a_function_of_a_kernel_in_two_contexts(tmp_path):
 
 @in_both_forms
 @pytest.mark.parametrize("wait", ["30", "0"])
-def test_a_function_that_was_got_before_its_kernel_was_there(tmp_path, wait):
+def test_function_obtained_before_its_kernel(tmp_path, wait):
     body = r"""
         OK(D(cuKernelGetFunction)(&function, of_library));
         for (unsigned i = 1; i <= 200; i++) {
@@ -156,7 +156,7 @@ def test_a_reset(tmp_path):
     assert lost(trace) == {None}
 
 
-def test_a_context_that_is_made_again(tmp_path):
+def test_context_created_again(tmp_path):
     body = r"""
         for (int i = 0; i < 4; i++) {
             void *context;
@@ -172,7 +172,7 @@ def test_a_context_that_is_made_again(tmp_path):
 
 
 @in_both_forms
-def test_a_library_that_comes_and_goes(tmp_path):
+def test_library_loaded_and_unloaded(tmp_path):
     body = r"""
         for (int i = 0; i < 4; i++) {
             run();

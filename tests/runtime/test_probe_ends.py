@@ -70,7 +70,7 @@ def end(folder, program, how, **env):
 @pytest.mark.parametrize(
     ("how", "status"), [("return", 0), ("_exit", 0), ("quick_exit", 0), ("thread", 0), ("handler", 2)]
 )
-def test_ends_that_are_seen(tmp_path, program, how, status):
+def test_exits_write_all_buffers(tmp_path, program, how, status):
     """Running kernels are awaited."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert (done.returncode, seconds < 20) == (status, True)
@@ -80,7 +80,7 @@ def test_ends_that_are_seen(tmp_path, program, how, status):
 @pytest.mark.parametrize(
     ("how", "number"), [("abort", signal.SIGABRT), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL), ("exec", 0)]
 )
-def test_ends_that_are_not(tmp_path, program, how, number):
+def test_killed_programs_lose_buffers(tmp_path, program, how, number):
     """The trace counts all launches, and the analysis says how many buffers were never written."""
     done, trace, seconds = end(tmp_path, program, how, GPT_SIM_DELAY="100000")
     assert done.returncode == -number
@@ -96,7 +96,7 @@ def test_ends_that_are_not(tmp_path, program, how, number):
 
 
 @pytest.mark.parametrize("calls", ["all", "none"])
-def test_a_signal_handler_that_leaves_from_within_the_driver(tmp_path, calls):
+def test_signal_handler_jumps_out_of_the_driver(tmp_path, calls):
     """The driver may be locked at that time, so it isn't called any more, and the process ends at once."""
     source = (
         "#include <signal.h>\n#include <sys/wait.h>\n"

@@ -72,7 +72,7 @@ def kernels(trace):
 FEW = "with probes, a block this large has too few registers"
 
 
-def test_a_block_that_is_too_large(tmp_path):
+def test_block_too_large(tmp_path):
     """The new variant is only used for such blocks, and is cached."""
     body = "run_blocks(1, 1024); run_blocks(6, 70); await(2); run_blocks(1, 1024); run_blocks(6, 70);"
     first, second = fit(tmp_path, body, runs=2)
@@ -90,7 +90,7 @@ def test_ever_larger_blocks(tmp_path):
     assert unprobed(trace) == {FEW: 2}
 
 
-def test_a_cooperative_grid_that_does_not_fit(tmp_path):
+def test_cooperative_grid_too_large(tmp_path):
     body = r"""
         void *params[] = {&items, &added, &count};
         int processors, each;
@@ -164,7 +164,7 @@ def test_occupancy_that_was_asked_for(tmp_path, question, without):
     assert kernels(trace) == [0]
 
 
-def test_nothing_that_fits_less_comes_in_between(tmp_path):
+def test_no_launch_exceeds_the_reported_occupancy(tmp_path):
     """The first kernel with probes is loaded long before the second one."""
     ask = "OK(D(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&each, function, 256, (size_t)0));"
     body = f"{ASK} {ask} assert(each == 8);"

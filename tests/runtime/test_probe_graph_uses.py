@@ -707,7 +707,7 @@ def test_a_program_of_the_cuda_runtime(tmp_path):
 
 
 @pytest.mark.full
-def test_nodes_of_which_the_driver_says_nothing(tmp_path, graphs, monkeypatch):
+def test_nodes_without_driver_information(tmp_path, graphs, monkeypatch):
     shutil.copytree(hooked.runtime(), tmp_path / "runtime")
     with open(tmp_path / "runtime/sim/libcuda.so.1", "rb+") as file:
         elf = ELFFile(file)

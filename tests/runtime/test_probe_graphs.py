@@ -407,7 +407,7 @@ def test_replays_without_a_free_buffer_are_counted_or_wait(tmp_path):
 
 
 @in_both_forms
-def test_many_graphs_leave_room_for_what_is_copied_out_of_them(tmp_path):
+def test_many_graphs_leave_room_for_their_copies(tmp_path):
     """All launches are counted for nodes without space for buffers, and recorded for the others."""
     source = (
         GRAPHS
@@ -613,7 +613,7 @@ def test_more_nodes_than_16_bits_can_number(tmp_path):
 
 
 @pytest.mark.full
-def test_a_kernel_that_comes_late_is_not_in_a_graph(tmp_path):
+def test_late_kernel_is_not_in_a_graph(tmp_path):
     """The kernel is loaded in the middle of a capture, which continues; graphs that are made later have probes."""
     source = (
         "#include <sys/stat.h>\n"

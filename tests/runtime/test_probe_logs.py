@@ -140,7 +140,7 @@ def test_complete_waits_for_the_count_of_a_launch(tmp_path):
 
 
 @in_both_forms
-def test_no_launch_waits_for_one_that_runs(tmp_path):
+def test_no_launch_waits_for_a_running_one(tmp_path):
     """Without --complete, a launch that follows at once gets a log of the map's own size. Its count shows what's
     missing.
     """

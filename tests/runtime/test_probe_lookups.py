@@ -84,7 +84,7 @@ def test_an_image_larger_than_a_record(tmp_path, mapped, large, way):
 
 
 @pytest.mark.full
-def test_a_file_that_was_replaced_is_not_used(tmp_path, mapped, large):
+def test_replaced_file_is_not_used(tmp_path, mapped, large):
     trace = good(tmp_path, mapped, "-p", "gmem_bytes", arguments=(large, PTX, "replaced", tmp_path / "old"))
     assert unprobed(trace) == {"its file was changed since it was loaded": 1}
 

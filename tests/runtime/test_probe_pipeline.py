@@ -223,7 +223,7 @@ def test_one_answer_for_an_image_without_ptx(tmp_path, program, cubin):
     [("UNLINK", "no_ptx"), ("REMOVE", "no_ptx"), ("TOUCH", "file_changed")],
     ids=["gone before the load", "gone after the load", "written to after the load"],
 )
-def test_an_image_whose_file_changes(tmp_path, program, cubin, way, code):
+def test_image_with_changing_file(tmp_path, program, cubin, way, code):
     """An image can be handed over while it's mapped from the file that it was in."""
     file = tmp_path / "scale.cubin"
     file.write_bytes(cubin.read_bytes())

@@ -17,7 +17,7 @@ FILE = """
 [map.ranges]
 level = "warp"
 ring = {ring}
-budget = {budget}
+{budget}
 
 [probe.wait]
 position = "mbarrier.try_wait"
@@ -49,11 +49,11 @@ after = "RANGE end barrier, 7;"
 BLOCKS, WARPS, TILES = 2, 3, 40  # warps of each block
 
 
-def run(folder, *options, ring=16, budget=1 << 20, tiles=TILES):
+def run(folder, *options, ring=16, budget=None, tiles=TILES, blocks=BLOCKS):
     """Return what each launch saved, in order, and the trace's path."""
-    (folder / "ranges.toml").write_text(FILE.format(ring=ring, budget=budget))
+    (folder / "ranges.toml").write_text(FILE.format(ring=ring, budget=f"budget = {budget}" if budget else ""))
     out = folder / "t.mp"
-    program = [sys.executable, "-m", "tests.runtime.warp_roles", str(BLOCKS), str(tiles)]
+    program = [sys.executable, "-m", "tests.runtime.warp_roles", str(blocks), str(tiles)]
     line = hooked.command("run", "-fo", out, "--device", "sim", "-p", folder / "ranges.toml", *options, "--", *program)
     env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "PYTHONPATH": str(hooked.ROOT)}
     done = subprocess.run(line, env=env, cwd=hooked.ROOT, capture_output=True, text=True, check=False, timeout=300)
@@ -106,6 +106,15 @@ def test_rings_without_room_are_counted_and_the_next_launch_has_room(tmp_path):
     assert (first.dropped, first.overwritten) == (3 * every, 3 * (every - 16))
     assert len(np.unique(first.units)) == 3 and len(first.slots) == 3 * 16
     assert (second.dropped, len(second.slots)) == (0, BLOCKS * WARPS * 16)
+
+
+def test_the_first_launch_gets_a_room_for_each_warp(tmp_path):
+    """With 4,000 records each, they take more than a log has at first. A log of 64 MiB would be too large."""
+    blocks, ring, tiles = 4, 4000, 4
+    launches, _ = run(tmp_path, "--max-memory", "16M", ring=ring, tiles=tiles, blocks=blocks)
+    assert blocks * WARPS * ring * 32 > 1 << 20
+    assert [(one.dropped, one.overwritten) for one in launches] == [(0, 0), (0, 0)]
+    assert [len(one.slots) for one in launches] == [blocks * WARPS * len(records_of(tiles))] * 2
 
 
 def test_the_timeline_has_the_warps_below_their_kernel(tmp_path):

@@ -219,7 +219,7 @@ int main(int argc, char **argv) {
 
 
 @pytest.mark.full
-def test_the_shared_memory_of_the_program_stays_as_it_is(tmp_path):
+def test_shared_memory_of_the_program_is_unchanged(tmp_path):
     (tmp_path / "h.toml").write_text(STORES)
     (tmp_path / "k.ptx").write_text(FILLS)
     sizes = (0, 1, 1000, 1024, 1025, 5000, 49000)
@@ -237,13 +237,13 @@ READS = ".reg .u32 %size;\n    mov.u32 %size, %dynamic_smem_size;\n    .reg .pre
 
 @pytest.mark.parametrize("change", first(FULL, READS), ids=["full", "reads its size"])
 @pytest.mark.full
-def test_where_there_is_none(tmp_path, program, change):
+def test_programs_without_room(tmp_path, program, change):
     rooms, found = run(tmp_path, program, "default", ends.PTX.read_text().replace(".reg .pred %p<4>;", change))
     assert set(rooms) == {None}
     check(found, 1)
 
 
-def test_functions_that_save_or_end_threads_have_none(tmp_path):
+def test_functions_that_save_or_end_threads_get_no_room(tmp_path):
     (tmp_path / "h.toml").write_text(FILE)
     text = ends.PTX.read_text()
     leaves = ".func leaves()\n{\n    exit;\n}\n"

@@ -63,7 +63,7 @@ def test_a_vfork_child_may_call_exit(tmp_path):
     check_bytes(run_main(tmp_path, "run(); begin_child(); run(); begin_child(); run(); check();", before=before), 3)
 
 
-def test_a_child_that_was_forked_before_all(tmp_path):
+def test_child_forked_before_the_first_call(tmp_path):
     """A child that was forked before anything was loaded gets probes like any other process."""
     source = (
         "#include <sys/wait.h>\n"
@@ -110,7 +110,7 @@ def test_parameters_are_the_drivers_to_refuse(tmp_path):
     assert trace.launches == {"scale": 2}
 
 
-def test_a_kernel_that_faults(tmp_path):
+def test_kernel_faults(tmp_path):
     """The program gets its error as usual, and its buffers are reported as lost."""
     source = (
         CLIENT
@@ -159,7 +159,7 @@ def test_numbers_of_descriptors_that_the_program_takes(tmp_path):
     assert {record["path"] for record in trace.of("buffer")} == {"t.mp.buffers"}
 
 
-def test_a_file_that_has_the_name_of_the_buffers(tmp_path):
+def test_file_named_like_the_buffers(tmp_path):
     """The file belongs to another program, or to a run whose trace was moved, so it must not be touched."""
     beside = tmp_path / "t.mp.buffers"
     beside.write_text("mine")
@@ -292,7 +292,7 @@ for record in msgpack.Unpacker(sys.stdin.buffer, strict_map_key=False, read_size
         "record['added'] *= 2",
     ],
 )
-def test_a_pipeline_that_lies(tmp_path, lie):
+def test_pipeline_with_wrong_answers(tmp_path, lie):
     stage = tmp_path / "lie.py"
     stage.write_text(LIE.replace("{lie}", lie))
     pipeline = f"gpt-extract --ptx | gpt-ptx-probe -p gmem_bytes | gpt-asm --arch host | {sys.executable} '{stage}'"
@@ -301,7 +301,7 @@ def test_a_pipeline_that_lies(tmp_path, lie):
     assert unprobed(trace) == {"the pipeline reported other parameters than the kernel has": 1}
 
 
-def test_a_grid_that_counts_clusters(tmp_path):
+def test_grid_in_clusters(tmp_path):
     """Buffers have space for every block. The simulated device has no clusters, so a stage reports them."""
     stage = tmp_path / "lie.py"
     stage.write_text(LIE.replace("{lie}", "record['cluster'] = [2, 3]"))
@@ -326,7 +326,7 @@ def test_a_grid_that_counts_clusters(tmp_path):
         "gpt-extract --ptx | head -c 40",
     ],
 )
-def test_a_pipeline_that_makes_no_sense(tmp_path, pipeline):
+def test_pipeline_with_malformed_answers(tmp_path, pipeline):
     source = CLIENT + "int main(int argc, char **argv) { setup(argv[1]); run(); check(); return 0; }"
     trace = good(tmp_path, build(tmp_path, source), "--wait", "2", "--jit", pipeline)
     assert sum(unprobed(trace).values()) == 1

@@ -97,14 +97,14 @@ def play(folder, program, how):
 
 @pytest.mark.full
 @in_both_forms
-def test_a_signal_handler_that_launches_within_a_launch(tmp_path, program):
+def test_signal_handler_launches_within_a_launch(tmp_path, program):
     trace, made, handled, ran = play(tmp_path, program, "launch")
     assert handled and made + handled == ran == len(trace.of("probed"))
     assert not any("lost" in r for r in trace.of("buffer"))
 
 
 @in_both_forms
-def test_a_signal_handler_that_leaves_a_launch(tmp_path, program):
+def test_signal_handler_jumps_out_of_a_launch(tmp_path, program):
     """The interrupted launch may have reached the device. No later launch is affected."""
     trace, made, handled, ran = play(tmp_path, program, "leave")
     assert handled and made <= len(trace.of("probed")) <= ran

@@ -156,7 +156,7 @@ def test_the_line_at_the_end(tmp_path, program, ptx):
 
 
 @in_both_forms
-def test_a_kernel_that_works_in_place_is_warned_of(tmp_path):
+def test_in_place_kernel_causes_a_warning(tmp_path):
     line = hooked.command("run", "-o", tmp_path / "t.mp", "-p", "gmem_bytes", "--benchmark", "true", quiet=False)
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[0] == (

@@ -161,7 +161,7 @@ for flag in (0, 1):
 
 
 @pytest.mark.full
-def test_a_launch_that_repeats_adds_up_its_runs(tmp_path):
+def test_repeated_launch_sums_its_runs(tmp_path):
     """The buffer isn't cleared between the launches, so the value of a unit with one writer mustn't be overwritten."""
     probe = write_probe(LEVELS)
     sim = hooked.runtime() / "sim"

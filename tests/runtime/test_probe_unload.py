@@ -64,7 +64,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", first(*WAYS))
-def test_a_module_goes_after_what_is_asked_of_its_kernel(tmp_path, way):
+def test_module_is_not_unloaded_during_queries(tmp_path, way):
     """A real driver crashes if it's asked for a function that has been unloaded."""
     source = SOURCE
     for name, text in WAYS[way].items():

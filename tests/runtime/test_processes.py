@@ -170,7 +170,7 @@ def test_exec_in_the_same_process(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t.mp", "%p.mp"])
-def test_exec_of_what_never_meets_the_driver(tmp_path, name):
+def test_exec_of_program_without_driver(tmp_path, name):
     source = """
     #include <sys/wait.h>
     int main(int argc, char **argv) {
@@ -194,7 +194,7 @@ def test_exec_of_what_never_meets_the_driver(tmp_path, name):
     assert set(read_used([root], allow_incomplete=False).names) == {"foo", "bar"}
 
 
-def test_exec_that_fails_leaves_the_trace_as_it_is(tmp_path):
+def test_failed_exec_leaves_the_trace_unchanged(tmp_path):
     source = 'int main(void) { begin(); execl("/no", "no", (char *)0); launch(kernel("foo")); }'
     trace = hooked.traced(tmp_path, source)
     assert trace.functions == ["foo"] and trace.records[-1]["kind"] == "end" and trace.kinds["end"] == 1

@@ -157,7 +157,7 @@ def test_a_folder_with_a_file_for_each_name(layout):
     assert lines == [f"replaced 7 {folder}/libfoo.so.1 {folder}/libfoo.so.1 11"] * 2
 
 
-def test_a_name_that_no_file_has(layout):
+def test_name_in_no_file(layout):
     folder = layout / "site" / "app" / "lib"
     os.link(folder / "libfoo.so.1", folder / "libalias.so")
     (layout / "site" / "app" / "libpointer.so").symlink_to("lib/libfoo.so.1")
@@ -207,7 +207,7 @@ def test_threads_with_small_stacks_load_at_once(layout):
     assert replaced(layout, program) == [f"replaced 7 {name} {name} 11"]
 
 
-def test_a_load_that_fails_leaves_nothing_behind(layout):
+def test_failed_load_leaves_no_state(layout):
     name = f"{layout}/site/app/lib/libfoo.so.1"
     neighbour = layout / "site" / "other" / "lib" / "libneighbour.so"
     moved = neighbour.rename(layout / "moved")
@@ -315,7 +315,7 @@ def test_copies_stay_apart(layout):
     assert [line.split()[0] for line in lines] == ["from-app", "from-cop"]
 
 
-def test_folders_that_are_none(tmp_path):
+def test_files_in_place_of_folders(tmp_path):
     done = run(tmp_path, "true")
     assert done.returncode == 4
     assert done.stderr == f"gpt-hook: error: {tmp_path}/slim: No such file or directory\n"
@@ -347,7 +347,7 @@ def test_check_tries_it(tmp_path):
 # What it costs
 
 
-def test_symbols_are_bound_late_and_calls_cost_the_same(tmp_path):
+def test_symbols_are_bound_lazily_at_equal_cost(tmp_path):
     (tmp_path / "slim").mkdir()
     (tmp_path / "slim" / "unused.so").touch()
     source = "int nothing(void); void lazy(void) { nothing(); }  int step(int i) { return i + 1; }"
@@ -399,7 +399,7 @@ def test_it_starts_soon(tmp_path):
 
 
 @pytest.mark.full
-def test_a_trace_names_the_file_that_was_loaded(tmp_path, monkeypatch):
+def test_trace_names_the_loaded_file(tmp_path, monkeypatch):
     folder = tmp_path / "demo"
     library = build(folder)
     tools = {"PYTHONPATH": str(hooked.ROOT), "PATH": f"{hooked.ROOT}/.venv/bin:{os.environ['PATH']}"}

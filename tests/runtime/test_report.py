@@ -77,7 +77,7 @@ def test_processes_of_a_shell_that_has_no_trace_itself(tmp_path, loop):
     assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 2]
 
 
-def test_a_program_that_closes_its_standard_error(tmp_path):
+def test_program_closes_standard_error(tmp_path):
     """coreutils close their standard error at the end. A file can be reopened, but its replacement can't, and neither
     can a pipe.
     """
@@ -156,7 +156,7 @@ def test_program_is_unaffected_if_its_report_cannot_be_written(tmp_path, loop):
         assert subprocess.run(line, stderr=full, check=False, preexec_fn=limited).returncode == 0
 
 
-def test_a_hole_is_passed_over(tmp_path, loop):
+def test_hole_is_skipped(tmp_path, loop):
     (line,) = said(tmp_path, "sh", "-c", f"{loop} 3; truncate -s 1T {tmp_path}/t.mp; true")
     assert line.endswith(" 3 launches, 1 process, 1024 GiB"), line
 
@@ -188,7 +188,7 @@ def test_a_trace_out_of_reach_is_not_called_unwritten(tmp_path, does, fact):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_a_trace_that_could_not_be_made_is_not_blamed_on_another_program(tmp_path):
+def test_uncreatable_trace_does_not_blame_another_program(tmp_path):
     """The program changes its user before it uses the driver."""
     tmp_path.chmod(0o755)
     leaves = r"""

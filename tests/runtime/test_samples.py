@@ -164,7 +164,7 @@ wait()
     ]
 
 
-def test_an_old_python_says_so(tmp_path):
+def test_old_python_is_reported(tmp_path):
     old = find_pythons("3.8", "3.9", "3.10")
     if not old:
         pytest.skip("no Python before 3.11 here")

@@ -56,7 +56,7 @@ def build(tmp_path, source, *flags):
         (ASKS, "lazy", "RTLD_LAZY"),
     ],
 )
-def test_a_library_that_binds_itself_first_is_watched(tmp_path, source, link, when):
+def test_self_binding_library_is_hooked(tmp_path, source, link, when):
     plugin = build(tmp_path, source, *LINKS[link])
     client = CLIENT.replace("OPEN", f'dlopen("{plugin}", {when} | RTLD_DEEPBIND)')
     assert hooked.traced(tmp_path, client).names == {"cuInit": 1, "cuDriverGetVersion": 1}

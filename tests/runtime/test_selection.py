@@ -70,7 +70,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
             ("-k", "matmul"),
             "foo bar foo",
             [
-                "0 launches with probes, 0 without, 3 of kernels that -k and --filter leave out",
+                "0 launches with probes, 0 without, 3 left out by -k or --filter",
                 "warning: -k matmul matches no kernel; the program looked up: foo, bar",
             ],
         ),
@@ -86,7 +86,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
             ("--filter", "o:r"),
             "foo bar",
             [
-                "0 launches with probes, 0 without, 2 of kernels that -k and --filter leave out",
+                "0 launches with probes, 0 without, 2 left out by -k or --filter",
                 "warning: --filter leaves no kernel; it drops: foo, bar",
             ],
         ),
@@ -94,7 +94,7 @@ LEFT_OUT = "it was left out, as --launch-skip, --launch-count or --sample say"
             ("-k", "never"),
             "foo -never",
             [
-                "0 launches with probes, 0 without, 1 of kernels that -k and --filter leave out",
+                "0 launches with probes, 0 without, 1 left out by -k or --filter",
                 "warning: no kernel that -k and --filter choose was launched; of these, the program looked up: never",
             ],
         ),
@@ -158,7 +158,7 @@ def test_another_program_takes_the_place(tmp_path, program, kernels):
 def test_nothing_is_blamed_for_a_process_that_was_killed(tmp_path, program):
     script = f"{program} {program.with_name('few.ptx')} foo foo kill; exit 3"
     lines = said(tmp_path, "sh", "-c", script, options=("--launch-skip", "7"))
-    told = "2 of processes whose trace has no end, so nothing is known about them"
+    told = "2 in processes whose trace has no end, so nothing is known about them"
     assert lines == ["Killed", f"0 launches with probes, 0 without, {told}"]
 
 

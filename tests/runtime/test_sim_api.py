@@ -19,7 +19,7 @@ def constants(pattern: str) -> dict[str, int]:
     return {name: int(value, 0) for name, value in re.findall(rf"\b({pattern})\s*=\s*(\w+)", text)}
 
 
-def test_every_function_is_there():
+def test_every_function_exists():
     code = r"""
     found, status = c.c_void_p(), c.c_int()
     for name, suffix, version in re.findall(r"^[XP]\((\w+), (\w*), (\d+)", open(sys.argv[2]).read(), re.M):
@@ -34,7 +34,7 @@ def test_every_function_is_there():
     assert len(answers) > 560
 
 
-def test_a_function_that_is_not_simulated_says_so_once():
+def test_unsimulated_function_is_reported_once():
     answers, said = ask("for _ in range(3): answer(cu.cuTexObjectCreate(0, 0, 0, 0))")
     assert answers == [801, 801, 801]
     assert said == "libcuda.so.1: error: cuTexObjectCreate: not simulated: see gpt-sim(7)\n"

@@ -111,7 +111,7 @@ def test_attributes_need_no_compiler(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_a_thousand_kernels_are_asked_about_at_once(tmp_path):
+def test_thousand_kernels_in_one_request(tmp_path):
     """The program compiles none of these kernels, which would take half an hour."""
     one = ".visible .entry kernel{}() {{ .shared .b8 own[{}]; .reg .u64 %r; mov.u64 %r, own; ret; }}\n"
     write(tmp_path / "code.fatbin", "".join(one.format(n, n + 1) for n in range(1000)))

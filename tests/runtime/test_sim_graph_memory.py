@@ -78,8 +78,8 @@ ret;
     )
 
 
-def test_where_such_nodes_may_be(play):
-    play(PROGRAMS / "where_such_nodes_may_be.c")
+def test_node_placement_restrictions(play):
+    play(PROGRAMS / "node_placement.c")
 
 
 def test_the_limit_of_memory(play):

@@ -16,7 +16,7 @@ def test_conditional_nodes(play):
     play(PROGRAMS / "conditional_nodes.c")
 
 
-def test_a_loop_that_never_ends_is_refused(play):
+def test_endless_loop_is_refused(play):
     """No kernel could end it."""
     source = r"""
     #include <fcntl.h>
@@ -128,7 +128,7 @@ def test_calls_that_wait_for_a_captured_stream(play):
     play(PROGRAMS / "calls_that_wait_for_a_captured_stream.c")
 
 
-def test_a_stream_that_goes_while_it_is_captured(play):
+def test_stream_destroyed_during_capture(play):
     source = r"""
     int main(void) {
         begin();

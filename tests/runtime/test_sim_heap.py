@@ -111,7 +111,7 @@ def test_many_live_at_once(play):
 
 
 @pytest.mark.full
-def test_the_limit_counts_what_is_there(play):
+def test_limit_counts_existing_entries(play):
     script = """
     ok(run("most", 8 << 20))
     assert counts() == [1, 1, 0]

@@ -66,7 +66,7 @@ def check(request, sim_play, tmp_path):
     return run
 
 
-def test_a_kernel_that_cannot_be_made_is_refused_with_its_line(check):
+def test_unsupported_kernel_is_refused_with_its_line(check):
     check(HEAD.format("7.0", "sm_70") + BAD, 218, f"kernel 'bad': {FAULT}")
 
 
@@ -88,14 +88,14 @@ def test_a_module_with_one_bad_kernel_is_refused(check):
         ("sm_80, debug", "7.5", False),
     ],
 )
-def test_a_target_that_the_device_has_not(check, target, arch, runs):
+def test_target_unsupported_by_device(check, target, arch, runs):
     log = f"PTX: line 2: .target {target.partition(',')[0]}: the device is sm_{arch.replace('.', '')}"
     text = HEAD.format("8.8", target) + GOOD
     check(text, *((0, "") if runs else (218, log)), GPT_SIM_ARCH=arch)
 
 
 @pytest.mark.full
-def test_a_function_that_is_not_there(check):
+def test_missing_function(check):
     """The module lacks a function that it calls, such as cudaGraphSetConditional, which CUDA provides in a library."""
     text = ".extern .func set(.param .b64 handle);\n.visible .entry k()\n{\n    .param .b64 a;\n    call set, (a);\n}\n"
     check(
@@ -105,7 +105,7 @@ def test_a_function_that_is_not_there(check):
     )
 
 
-def test_a_version_of_ptx_that_is_not_known(check):
+def test_unknown_ptx_version(check):
     log = "PTX: line 2: .version 9.6: the newest that is known here is 9.5"
     check("// one\n" + HEAD.format("9.6", "sm_70") + GOOD, 222, log)
     check(HEAD.format("7.9", "sm_70") + GOOD, 222, "PTX: line 1: .version 7.9: the newest that is known here is 9.5")
@@ -121,7 +121,7 @@ def test_a_version_of_ptx_that_is_not_known(check):
         (".version 7.0", "2:1: PTX: no .target after .version"),
     ],
 )  # fmt: skip
-def test_a_head_that_no_driver_takes(check, head, fault):
+def test_header_no_driver_accepts(check, head, fault):
     check(f"{head}\n{GOOD}", 218, f"kernel 'good': line {fault}")
 
 

@@ -81,7 +81,7 @@ def load(tmp_path):
         ({"addresses": {}}, bytes(8)),
     ],
 )
-def test_a_variable_that_makes_no_sense(load, odd, expected):
+def test_malformed_variable(load, odd, expected):
     odd = {"name": "odd", "space": "global", "size": 8, "align": 8} | odd
     answer = msgpack.packb(OUTLINE | {"variables": [odd, GOOD]})
     assert load(answer) == (0, 1, EXPECTED | ({} if expected is None else {"odd": expected}))
@@ -98,11 +98,11 @@ def test_a_variable_that_makes_no_sense(load, odd, expected):
         ("target", "sm_", 1, EXPECTED),
     ],
 )
-def test_a_module_that_makes_no_sense(load, key, value, kernels, variables):
+def test_malformed_module(load, key, value, kernels, variables):
     assert load(msgpack.packb(OUTLINE | {key: value})) == (0, kernels, variables)
 
 
-def test_a_record_that_says_more_than_there_is(load):
+def test_record_longer_than_its_data(load):
     """The record claims an array of four billion kernels, and has none."""
     whole = msgpack.packb({"kind": "outline", "kernels": []})
     assert load(whole[:-1] + b"\xdd\xff\xff\xff\xff")[0] != 0

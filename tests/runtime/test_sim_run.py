@@ -246,7 +246,7 @@ def test_streams_contexts_forks_and_unloading(play_kernels):
     play_kernels(kernels, script)
 
 
-def test_a_library_that_goes_while_its_kernel_waits(play_kernels):
+def test_library_unloaded_while_its_kernel_waits(play_kernels):
     """The context gets a module from the library only when the first of its kernels runs."""
     kernels = r"""
     VARIABLES()
@@ -265,7 +265,7 @@ def test_a_library_that_goes_while_its_kernel_waits(play_kernels):
     play_kernels(kernels, script, GPT_SIM_DELAY="50000")
 
 
-def test_a_graph_that_goes_while_it_is_launched(play_kernels):
+def test_graph_destroyed_while_launched(play_kernels):
     kernels = r"""
     VARIABLES()
     KERNEL(fill) { ARGUMENT(uint64_t, to, 0); ARGUMENT(uint64_t, value, 8); GLOBAL(to) = value; }
@@ -294,7 +294,7 @@ def test_a_graph_that_goes_while_it_is_launched(play_kernels):
     play_kernels(kernels, script, GPT_SIM_DELAY="100000")
 
 
-def test_a_capture_that_begins_while_a_graph_waits_for_room(play_kernels):
+def test_capture_starts_while_a_graph_waits_for_room(play_kernels):
     """The launch fails, as other work in the stream would, and no node is left without a graph."""
     script = """
     import threading, time

@@ -210,7 +210,7 @@ def test_odd_stacks_do_no_harm(tmp_path):
         assert one[:2] == ["inner", "from_here"], one
 
 
-def test_a_library_that_is_replaced_by_another(tmp_path):
+def test_library_replaced_by_another(tmp_path):
     """dlclose and dlopen may put another library in the same place."""
     for name in ("one", "two"):
         code = f"int {name}(int (*f)(unsigned long)) {{ return f(64) + {len(name)}; }}"

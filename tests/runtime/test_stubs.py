@@ -85,7 +85,7 @@ def odd(tmp_path, monkeypatch):
     return folder
 
 
-def test_functions_that_nobody_has_heard_of(tmp_path, odd):
+def test_unknown_functions(tmp_path, odd):
     trace = hooked.traced(tmp_path, ODD_CLIENT, device="real")
     assert trace.names == dict.fromkeys(
         ["cuInit", "cuOddManyArguments", "cuOddDoubles", "cuOddTwo", "cuOddBig", "cuOddVariadic", "cuOddErrno"], 1

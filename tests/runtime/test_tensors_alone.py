@@ -67,7 +67,7 @@ def test_every_python(tmp_path, python):
     assert records[1]["function"] == "work"
 
 
-def test_only_if_asked_for(tmp_path):
+def test_gpt_tensors_is_not_importable_by_default(tmp_path):
     done = play(tmp_path, "import os; assert 'PYTHONPATH' not in os.environ; import gpt.tensors", options=())
     assert done.returncode == 1 and "No module named 'gpt'" in done.stderr
 

@@ -211,7 +211,7 @@ def test_full_file_system(tmp_path):
         subprocess.run(["umount", folder], check=True)
 
 
-def test_folder_that_goes_away(tmp_path):
+def test_removed_folder(tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()
     source = f'int main(void) {{ assert(!rmdir("{folder}")); begin(); launch(kernel("foo")); }}'
@@ -220,7 +220,7 @@ def test_folder_that_goes_away(tmp_path):
     assert done.stderr == f"gpt-hook: error: {folder}/t.mp: No such file or directory; nothing more is recorded\n"
 
 
-def test_file_that_is_exchanged_is_left_alone(tmp_path):
+def test_replaced_file_is_unchanged(tmp_path):
     source = f"""
     int main(void) {{
         begin();

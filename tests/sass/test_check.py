@@ -79,7 +79,7 @@ def test_places_of_every_kernel_are_proven(image, snippets, step):
     assert proven > 1000 / step and saving > 280 / step
 
 
-def test_a_kernel_that_was_not_changed(image):
+def test_unchanged_kernel(image):
     for name in kernels(image):
         cubin = CubinEditor(image)
         one = Version(read_kernel(cubin, name, TABLE), read_facts(cubin, name))
@@ -193,7 +193,7 @@ def test_a_yield_must_become_a_nop(image, snippets):
     assert "words" in rules(woven, with_words(woven.new, words))
 
 
-def test_a_snippet_that_splits_lanes(image, snippets):
+def test_snippet_with_divergent_lanes(image, snippets):
     """The BSSY and BSYNC are also removed from the compiled snippet."""
     _, source = site(image, "saxpy", "LDG")
     nop = 0x918 | PLAIN
@@ -260,7 +260,7 @@ def test_inputs_of_a_snippet_must_have_been_written(image, snippets):
     assert rules(weave(image, "saxpy", [Place(source, (Use("slot", operand),))], lacks)) == {"undefined", "declared"}
 
 
-def test_a_register_that_keeps_its_value_must_be_set_at_the_entry(image, snippets):
+def test_preserved_register_must_be_set_at_entry(image, snippets):
     _, source = site(image, "saxpy", "LDG")
     woven = weave(image, "saxpy", [Place(source, (Use("tick", TICK),))], snippets, ticks=True)
     begin, rest = woven.declaration.trampolines

@@ -94,7 +94,7 @@ def named(woven, part, *names):
     return [k for k in range(part.length) if code[part.start + k].name in names]
 
 
-def test_a_kernel_that_gives_registers_back(leader):
+def test_kernel_releases_registers(leader):
     """A warp can't use a dead register after it has released it."""
     trampoline, number = inserted(leader)
     names = trampoline.parts[number].names["R"].values()
@@ -118,7 +118,7 @@ def test_one_place_in_two_trampolines(image, snippets):
     assert rules(woven) == {"places"}
 
 
-def test_an_amended_instruction_that_was_moved(image, snippets):
+def test_amended_instruction_moved(image, snippets):
     """A barrier set in the trampoline counts where the word runs, not at its old place."""
     name = "wide"
     kernel = read_kernel(CubinEditor(image), name, TABLE)
@@ -151,7 +151,7 @@ def test_an_amended_instruction_that_was_moved(image, snippets):
     assert "moved" in rules(woven, with_words(woven.new, words), replace(declaration, amended=frozenset()))
 
 
-def test_a_branch_that_has_the_guard_waits_as_the_exit_did(image, snippets):
+def test_guarded_branch_waits_like_the_exit(image, snippets):
     kernel, source = site(image, "saxpy", "EXIT")
     leave = kernel.code[source]
     assert not leave.guard.always
@@ -199,7 +199,7 @@ def test_numbers_of_the_file_that_are_too_great_or_too_small(leader):
     assert rules(leader, many, replace(leader.declaration, registers=256)) == {"facts"}
 
 
-def test_a_load_that_nothing_announces_is_not_read(image, snippets):
+def test_unannounced_load_is_not_read(image, snippets):
     """The kernel waits for the load after the site, or the site itself reads the result."""
     kernel, source = site(image, "saxpy", "LDG")
     load = kernel.code[source]
@@ -224,7 +224,7 @@ def test_a_slot_has_a_plain_address(word):
         assert not is_slot(instruction((base ^ word) | (1 << 24) - 8 << 40 | 4 << (32 if base == STL else 16)), 8)
 
 
-def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
+def test_barrier_with_waiting_lanes_is_not_reused(leader):
     trampoline, number = inserted(leader)
     (push,) = named(leader, trampoline.parts[number], "BSSY")
     snippet = trampoline.parts[number].snippet.words
@@ -237,7 +237,7 @@ def test_a_barrier_that_lanes_wait_at_is_not_filled_again(leader):
     assert "lanes" in rules(leader, *guarded)
 
 
-def test_a_snippet_that_the_weaver_wrote_waits_for_itself(leader):
+def test_snippet_of_the_weaver_waits_for_itself(leader):
     """In a snippet that the weaver wrote, its own scoreboards and the 13 cycles before a guard are checked as well."""
     trampoline, number = inserted(leader)
     part, code = trampoline.parts[number], leader.new.kernel.code
@@ -300,7 +300,7 @@ def test_functions_that_are_called_by_address():
         assert kernel.named & 1 << 4, "an argument"
 
 
-def test_a_call_that_ends_the_kernel_and_one_that_returns():
+def test_call_that_exits_and_call_that_returns():
     """The address of __assertfail is loaded from constant bank 4 before the call; a function pointer may lead to any
     function.
     """
@@ -344,7 +344,7 @@ def test_words_where_paths_meet_are_visited_once(image, snippets, monkeypatch):
     assert jumps, "the snippet has two paths"
 
 
-def test_a_snippet_that_was_right_elsewhere_is_compared_again(leader):
+def test_snippet_accepted_elsewhere_is_compared_again(leader):
     """The checker remembers words that were right with these names."""
     trampoline, number = inserted(leader)
     part = trampoline.parts[number]

@@ -109,7 +109,7 @@ def test_a_register_is_written_before_it_is_read(saxpy):
     assert weave(version, ((write, again), 0, None), snippet(PAUSE), load) == set()
 
 
-def test_what_is_written_under_a_guard_is_read_under_the_same(saxpy):
+def test_guarded_write_is_read_under_the_same_guard(saxpy):
     version, _ = saxpy
     branch = next(one for one in version.kernel.code if one.name == "BRA" and not one.guard.always)
     write, copy = slow(glue.set_to(10, 1)), slow(glue.move(2, 10))
@@ -121,7 +121,7 @@ def test_what_is_written_under_a_guard_is_read_under_the_same(saxpy):
         assert weave(version, *parts, branch.index) == expected
 
 
-def test_a_guard_has_the_value_that_the_site_sees(saxpy):
+def test_guard_has_the_value_at_its_site(saxpy):
     """A moved comparison with the guard P0 overwrites P0, so a snippet after it can't use that guard."""
     version, _ = saxpy
     compare = next(one.index for one in reversed(version.kernel.code) if one.name == "ISETP")

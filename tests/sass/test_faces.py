@@ -50,7 +50,7 @@ def kernels(cubin, listing):
 
 
 @pytest.mark.parametrize("number", range(len(FORMS)), ids=[form.ptx for form in FORMS])
-def test_an_instruction_is_shown_as_what_it_was(number, kernels):
+def test_changed_instruction_is_shown_in_its_original_form(number, kernels):
     found = [(one, face) for one in kernels[f"k{number}"] if (face := find_face(one)) is not None]
     assert all(face.partition(".")[0] in OPCODES[one.name] for one, face in found if face)
     faces = {face for _, face in found}

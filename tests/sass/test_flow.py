@@ -80,14 +80,14 @@ def test_a_load_is_in_flight_until_its_barrier_is_awaited():
     assert found[3].after_waiting(0) == 0
 
 
-def test_a_block_that_nothing_leads_to_is_never_reached():
+def test_unreachable_block_is_never_reached():
     code = program("LDG 4 8, w2", "EXIT", "MOV 5 255", "EXIT")
     graph = make_graph(code)
     assert [graph.reaches(index) for index in range(4)] == [True, True, False, False]
     assert [state is None for state in in_flight_before(code, graph)] == [False, False, True, True]
 
 
-def test_other_control_parts_change_what_is_in_flight_and_nothing_else():
+def test_other_control_fields_change_only_work_in_flight():
     """The rest of a word must not change, because instructions are shared."""
     code = program("LDG 4 8, w2", "MOV 5 255", "EXIT")
     waiting = with_control(code.words[1], control_of(code.words[1])._replace(wait=1 << 2))

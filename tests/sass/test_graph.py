@@ -31,7 +31,7 @@ def test_a_second_predicate_makes_a_branch_or_an_exit_conditional():
     assert make_graph(Code(dump_words(words), code.table)).successors == ((1, 2), (2,), (3,), ())
 
 
-def test_a_kernel_that_runs_past_its_end():
+def test_kernel_runs_past_its_end():
     with pytest.raises(UnboundedError, match="runs past its end at 0x10"):
         make_graph(program("MOV 4", "MOV 5"))
     assert edges("EXIT", "MOV 4", "MOV 5") == {0: [], 1: []}  # unreachable code may run off the end
@@ -44,19 +44,19 @@ def test_jumps_to_where_no_instruction_is():
             make_graph(Code(dump_words([changed, code.words[1]]), code.table))
 
 
-def test_a_bsync_goes_on_behind_itself():
+def test_bsync_continues_after_itself():
     """The label of the BSSY doesn't matter (docs/sass-rules.md)."""
     found = edges("BSSY 0 far", "@0 BRA other", "MOV 4", "other: BSYNC 0", "MOV 5", "EXIT", "far: MOV 6", "EXIT")
     assert found == {0: [2, 3], 2: [3], 3: [], 6: []}
 
 
-def test_returns_lead_behind_the_calls_of_their_function():
+def test_returns_lead_to_the_instruction_after_the_call():
     lines = ("CALL one", "CALL two", "EXIT", "one: RET 20", "two: MOV 4", "@0 RET 20", "RET 22")
     found = edges(*lines)
     assert (found[3], found[4], found[6]) == ([1], [2, 6], [2])
 
 
-def test_a_return_of_a_function_that_is_called_in_another_way():
+def test_return_of_function_called_differently():
     lines = ("CALLR 4", "CALL one", "EXIT", "one: RET 20", "MOV 4", "RET 20")
     found = edges(*lines)
     assert found[3] == [2]
@@ -103,7 +103,7 @@ def test_an_indirect_jump_has_its_own_table():
     assert (found[1], found[2]) == ([3], [3, 4])
 
 
-def test_a_collective_goes_on_behind_its_end():
+def test_collective_continues_after_its_end():
     lines = ("WARPSYNC end", "MOV 4", "ENDCOLLECTIVE", "end: EXIT")
     assert edges(*lines)[0] == [1]
     assert edges("WARPSYNC end", "MOV 4", "end: EXIT")[0] == [1, 2]

@@ -155,7 +155,7 @@ def test_jump_tables_have_a_limit(image):
         read(cubin.build(), "jump")
 
 
-def test_a_jump_table_that_leads_elsewhere(image):
+def test_jump_table_with_outside_target(image):
     for target in (8, 1 << 20, 0xFFFFFFF0):
         kernel = read(
             damaged_table(image, lambda info, at, to=target: struct.pack_into("<I", info, at + 12, to)), "jump"

@@ -96,7 +96,7 @@ def test_masks_of_predicates():
     assert parse_table(TEXT).effect(0x803 | 7 << 12 | 0b1000101 << 32).reads.P == 0b1000101
 
 
-def test_an_opcode_that_is_not_there_is_refused():
+def test_unknown_opcode_is_refused():
     table = parse_table(TEXT)
     with pytest.raises(UnknownOpcodeError, match="opcode abc isn't in the table of sm_90"):
         table.effect(0xABC)
@@ -120,7 +120,7 @@ def test_a_malformed_instruction_table_is_refused(text):
         parse_table(text)
 
 
-def test_there_is_no_table_of_an_older_architecture():
+def test_no_table_for_older_architectures():
     with pytest.raises(GptError, match="no instruction table for sm_75"):
         table_of("sm_75")
 

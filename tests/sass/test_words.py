@@ -39,21 +39,21 @@ def test_a_word_is_its_parts(word):
 
 
 @given(WORDS, CONTROLS)
-def test_a_control_part_comes_back_and_touches_nothing_else(word, control):
+def test_control_field_round_trips_and_changes_no_other_bits(word, control):
     changed = with_control(word, control)
     assert control_of(changed) == control
     assert (changed ^ word) & ~CONTROL == 0
 
 
 @given(WORDS, st.integers(0, 7), st.booleans())
-def test_a_guard_comes_back_and_touches_nothing_else(word, predicate, negated):
+def test_guard_round_trips_and_changes_no_other_bits(word, predicate, negated):
     changed = with_guard(word, Guard(predicate, negated))
     assert guard_of(changed) == (predicate, negated)
     assert (changed ^ word) >> 16 == 0 and (changed ^ word) & 0xFFF == 0
 
 
 @given(WORDS, st.sampled_from(sorted(TARGETS)), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-def test_a_target_comes_back(word, form, place, target):
+def test_target_round_trips(word, form, place, target):
     changed = with_target(word, form, place * 16, target * 16)
     assert target_of(changed, form, place * 16) == target * 16
     assert with_target(changed, form, place * 16, target_of(word, form, place * 16)) == word

@@ -47,7 +47,7 @@ def test_sizes_change_to_the_next_unit_at_1024(size, shown):
     assert human(size) == shown
 
 
-def test_columns_say_whether_they_are_shown_and_what_stands_above_them():
+def test_columns_have_visibility_and_header():
     columns = [
         ("kind", "text", {"title": "kind, name"}), ("name", "text?", {"shown": "under"}),
         ("hidden", "u8", {"shown": "never"}), ("zero", "u8?", {"shown": "any"}), ("some", "u8?", {"shown": "any"}),
@@ -80,7 +80,7 @@ def test_rows_of_a_picture_alone_have_no_table():
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
-def test_numbers_for_which_there_is_no_room_are_named(width):
+def test_columns_without_room_are_named(width):
     columns = [("what", "text", {}), *((f"number{n}", "u64", {}) for n in range(100))]
     lines = table(answer(columns, [("x" * 100, *range(100))]), width)
     assert max(map(len, lines)) <= width
@@ -172,7 +172,7 @@ def test_markdown_is_cut_between_lines():
 
 
 @pytest.mark.parametrize("form", ["md", "csv"])
-def test_a_report_loses_no_other_answer_for_one_that_is_malformed(form):
+def test_malformed_answer_does_not_drop_others(form):
     report, bad = AnswerReport(form), answer([("t", "text", {})], [("x",)] * 3, name="bad")
     assert report.add(answer([("t", "text", {})], [("y",)], name="good")) is None
     assert report.add(bad | {"rows": bad["rows"][:8] + b"\7\0\0\0"}) == "answer: column 't' has text 7 of 1"
@@ -230,7 +230,7 @@ def test_titles_take_two_lines_if_all_columns_fit_then():
     assert row.split() == ["a", *map(str, range(6))]
 
 
-def test_of_a_single_row_values_stand_below_where_columns_have_no_room():
+def test_single_row_is_printed_vertically_if_columns_do_not_fit():
     columns = [("kernel", "text", {}), *((f"quantity {n}", "u64", {"unit": "ns"}) for n in range(9))]
     *_, line = table(answer(columns, [("a", *range(1000, 1009))]), 60)
     assert line.endswith("quantity 8 1.01us") and "no room" not in line

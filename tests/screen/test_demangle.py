@@ -22,7 +22,7 @@ def test_names_are_those_of_the_source():
 
 
 @pytest.mark.full
-def test_a_name_that_stands_for_a_text_without_end_stays_as_it_is():
+def test_endless_name_expansion_is_kept_as_it_is():
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     evil = "_Z1fSt4pairIiiE" + "".join(f"S_IS{d}_S{d}_E" for d in digits)  # each level doubles the length
     start = time.monotonic()
@@ -31,7 +31,7 @@ def test_a_name_that_stands_for_a_text_without_end_stays_as_it_is():
     assert time.monotonic() - start < 20
 
 
-def test_a_name_is_asked_about_once(monkeypatch):
+def test_name_is_looked_up_once(monkeypatch):
     asked = []
     monkeypatch.setattr(demangle, "_known", {})
     monkeypatch.setattr(demangle, "_size", 0)

@@ -29,7 +29,7 @@ def drawn(folder, columns, rows, *told, name="kernels"):
     return [html.unescape(text.strip()) for text in re.findall(r"<!--(.*?)-->", path.read_text(), re.S)]
 
 
-def test_the_longest_bars_come_first_and_those_that_nobody_sees_are_one(tmp_path):
+def test_longest_bars_come_first_and_invisible_ones_are_merged(tmp_path):
     rows = [(f"k{n}", 5) for n in range(31)] + [("none", None)]
     rows += [(LONG.format("mul"), 20_000), (LONG.format("add"), 3_000_000), ("_attn_fwd", 9_000)]
     texts = drawn(tmp_path, [NAME, TIME], rows)
@@ -53,7 +53,7 @@ def test_bars_of_several_parts_stay_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("small", "names"), [((4, 3), ["most 99.3 %", "2 others 0.7 %"]), ((4,), ["most 99.6 %", "s0 0.4 %"])]
 )
-def test_parts_of_a_bar_that_nobody_sees_are_one(small, names, tmp_path):
+def test_invisible_parts_of_a_bar_are_merged(small, names, tmp_path):
     rows = [("most", 1000), *((f"s{n}", value) for n, value in enumerate(small)), ("none", 0)]
     texts = drawn(tmp_path, [NAME, TIME], rows, plot("stack", "name", "time"))
     assert [text for text in texts if text.endswith(" %")] == names
@@ -67,7 +67,7 @@ def test_bars_on_a_logarithmic_axis_are_all_seen(tmp_path):
     assert "and 1 more" not in texts
 
 
-def test_a_panel_with_one_value_goes_or_says_so(tmp_path):
+def test_panel_with_one_value_is_dropped_or_labelled(tmp_path):
     columns = [Column("name", "text"), *(Column(name, "f64", "%") for name in ("low", "high")), Column("warps", "u64")]
     equal = plot("histogram", "low", "warps", end="high", of="equal", title="divergence of warps")
     differ = plot("histogram", "low", "warps", end="high", of="differ", title="others")
@@ -125,7 +125,7 @@ def draw_alone(tmp_path, home, limit=resource.RLIM_INFINITY):
 
 
 @pytest.mark.full
-def test_a_list_of_fonts_that_cannot_be_kept_is_not_warned_of(tmp_path):
+def test_uncacheable_font_list_causes_no_warning(tmp_path):
     draw_alone(tmp_path, tmp_path / "home", 32_000)
     (fonts,) = (tmp_path / "home" / ".cache" / "gpt" / "matplotlib").glob("fontlist-*")
     assert fonts.stat().st_size < 32_001  # which matplotlib ignores the next time

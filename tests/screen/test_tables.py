@@ -136,7 +136,7 @@ def test_no_mixture_is_a_fault(found):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_says_which_records_are_in_no_table(stage, tmp_path):
+def test_stage_lists_records_missing_from_tables(stage, tmp_path):
     (tmp_path / "names.txt").touch()
     strange = [{"kind": kind} for kind in SHOWN] + [{"kind": kind, "name": [float("nan")]} for kind in SHOWN]
     data = wire.pack(wire.header("x", [])) + b"".join(map(wire.pack, strange))
@@ -224,7 +224,7 @@ def test_how_a_path_is_cut():
     assert shorten("漢" * 40, 21).endswith("漢")
 
 
-def test_the_grid_is_as_wide_as_it_may_be(monkeypatch):
+def test_grid_width_follows_columns_and_terminal(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert screen_width() in (80, shutil.get_terminal_size().columns)
     for value, width in (("120", 120), ("1000", 1000), ("0", None), ("-5", None), ("x", None), ("²", None), ("", None)):

@@ -171,7 +171,7 @@ def test_added_resources_are_reported():
     assert "shared_before" not in kernel
 
 
-def test_an_original_that_cannot_be_assembled_is_a_warning():
+def test_unassemblable_original_is_a_warning():
     done = asm(segment(ptx(1, PLAIN, original=b"hello")), "--compare")
     assert done.status == 0 and "warning: libfoo.so#1: cannot be assembled without probes" in done.err
     assert len(done.kind("cubin")) == len(done.kind("kernel")) == len(done.kind("diag")) == 1
@@ -195,7 +195,7 @@ def test_a_fatbin_is_what_cuobjdump_reads(tmp_path, codec):
     assert (tmp_path / "libfoo.3.1.sm_80.ptx").read_text().split() == RICH.split()
 
 
-def test_a_fatbin_is_whole_or_not_there():
+def test_fatbin_is_complete_or_missing():
     done = asm(segment(ptx(1, PLAIN.replace("sm_80", "sm_90"))), "--fatbin", arch="sm_90,sm_80")
     assert done.status == 1 and not done.kind("fatbin") and len(done.kind("diag")) == 1
     assert "is for sm_90 and cannot be assembled for sm_80" in done.err
@@ -219,7 +219,7 @@ def test_files_with_the_same_name_are_reported(tmp_path):
     )  # fmt: skip
 
 
-def test_a_file_that_cannot_be_saved_is_named(tmp_path):
+def test_unsaved_file_is_named(tmp_path):
     path = tmp_path / "images" / "libfoo.1.sm_90.cubin"
     path.mkdir(parents=True)
     done = asm(segment(ptx(1, PLAIN)), "--save", tmp_path / "images")
@@ -265,7 +265,7 @@ def test_a_fault_costs_its_module_and_no_other():
     assert done.records[-1]["kind"] == "end"
 
 
-def test_a_fault_in_a_file_whose_name_is_not_utf8_costs_no_other_module():
+def test_fault_in_non_utf8_file_name_keeps_other_modules():
     wrong = ptx(1, HEAD + ".visible .entry k() { bogus; }\n", module="\udcff.ptx#0")
     done = asm(segment(wrong, ptx(2, PLAIN)))
     assert done.status == 3
@@ -278,7 +278,7 @@ def test_a_probe_is_named_as_the_place():
     assert done.status == 3 and "gpt-asm: error: probes/count.toml:5: " in done.err
 
 
-def test_records_that_lack_something_are_told_and_passed():
+def test_incomplete_records_are_reported_and_passed():
     bad = [{"kind": "ptx"}, {"kind": "ptx", "id": "x", "module": 3}, {**ptx(1, PLAIN), "data": "text"}]
     done = asm(segment(*bad, ptx(2, PLAIN)))
     assert done.status == 3 and len(done.kind("diag")) == 3 and len(done.kind("cubin")) == 1
@@ -288,7 +288,7 @@ def test_records_that_lack_something_are_told_and_passed():
 @pytest.mark.parametrize(
     ("does", "status"), [("kill -ABRT $$", 1), ("exec sleep 60", 1), ("exit 0", 1), ("echo $$", 1)]
 )
-def test_a_ptxas_that_misbehaves_costs_a_line_for_each_module(tmp_path, does, status):
+def test_misbehaving_ptxas_gives_one_message_per_module(tmp_path, does, status):
     path = fake.ptxas(tmp_path / "bad", does)
     done = asm(segment(ptx(1, PLAIN), ptx(2, PLAIN)), "--ptxas", path, "--timeout", "0.5")
     assert done.status == status
@@ -353,7 +353,7 @@ def test_cached_results_are_not_assembled_again(tmp_path, cache):
     assert asm(data, "--ptxas", broken / "ptxas", arch="sm_80").status == 1
 
 
-def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path, cache):
+def test_unwritable_cache_is_not_an_error(tmp_path, cache):
     cache.parent.mkdir(parents=True)
     cache.touch()
     done = asm(segment(ptx(1, PLAIN)))
@@ -396,7 +396,7 @@ def status_of(process):
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
+def test_signal_ends_all_processes(tmp_path, number):
     path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -421,7 +421,7 @@ def test_a_signal_ends_it_with_all_that_runs(tmp_path, number):
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("waits", ["for ptxas", "for its input"])
-def test_a_signal_that_another_thread_takes_ends_it_too(tmp_path, waits):
+def test_signal_in_another_thread_ends_the_tool(tmp_path, waits):
     """Python's own handler runs in the main thread, which a signal to another thread doesn't wake up."""
     path = fake.ptxas(tmp_path / "slow", f"echo $$ >> {tmp_path}/pids; sleep 300")
     command = ["gpt-asm", "--arch", "sm_90", "-j1", "--ptxas", path]
@@ -462,7 +462,7 @@ def test_a_stream_is_read(tmp_path):
     assert done.records[0]["via"] == ["gpt-asm"]
 
 
-def test_of_a_stream_that_is_cut_all_that_was_whole_is_assembled(tmp_path):
+def test_truncated_stream_assembles_complete_modules(tmp_path):
     last = wire.pack(ptx(8, PLAIN))
     data = segment(*(ptx(number, PLAIN) for number in range(9)))
     (tmp_path / "in.mp").write_bytes(data[: data.index(last) + 40])

@@ -117,7 +117,7 @@ print(os.path.basename(path), kinds[-2:], sys.stdin.read(), flush=True)
     ],
     ids=["status", "signal", "missing", "hangs"],
 )
-def test_a_callback_that_fails_is_reported_once(tmp_path, text, said):
+def test_failing_callback_is_reported_once(tmp_path, text, said):
     callback = script(tmp_path, text, "hook")
     segment = launches(4, callback)
     began = time.monotonic()
@@ -183,7 +183,7 @@ def test_incomplete_launches_are_not_dumped(tmp_path):
     assert os.listdir(tmp_path / "d") == ["10-1.mp"]
 
 
-def test_a_folder_that_takes_no_files(tmp_path):
+def test_folder_that_accepts_no_files(tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "10-1.mp").write_text("mine")
     done = dump(tmp_path, [launches(2)], "--dumps", "d")
@@ -191,11 +191,11 @@ def test_a_folder_that_takes_no_files(tmp_path):
     assert (tmp_path / "d" / "10-1.mp").read_text() == "mine" and value(tmp_path / "d" / "10-2.mp") == [[[[42]]]]
 
 
-def test_buffers_beside_a_trace_are_not_found(tmp_path):
+def test_buffers_next_to_a_trace_are_missing(tmp_path):
     segment = launches(1)
     segment[5] = {key: value for key, value in segment[5].items() if key != "data"} | {"path": "t.mp.buffers"}
     done = dump(tmp_path, [segment], "--dumps", "d")
-    assert b"a buffer is in a file beside the trace: launches are not dumped" in done.stderr
+    assert b"a buffer is in a file next to the trace: launches are not dumped" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", [{"at": 4}, {"map": -1}, {"size": "x"}])
@@ -214,7 +214,7 @@ def test_standard_output_gets_the_stream(tmp_path):
     assert (done.returncode, os.listdir(tmp_path)) == (0, []) and done.stdout == dump(tmp_path, [launches(1)]).stdout
 
 
-def test_a_file_that_exists_stays(tmp_path):
+def test_existing_file_is_kept(tmp_path):
     (tmp_path / "out.mp").write_text("mine")
     done = dump(tmp_path, [launches(1)], "-o", "out.mp")
     assert (done.returncode, done.stderr) == (1, b"gpt-dump: error: out.mp: exists\n")
@@ -248,7 +248,7 @@ def test_a_program_is_not_looked_for(tmp_path):
 
 
 @pytest.mark.usefixtures("cold")
-def test_the_folder_goes_also_if_it_is_killed(tmp_path):
+def test_folder_is_removed_even_if_killed(tmp_path):
     data = forge.pack(launches(1, script(tmp_path, "#!/bin/sh\nsleep 5", "hook")))
     env = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(["gpt-dump"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env) as process:

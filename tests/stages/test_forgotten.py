@@ -74,7 +74,7 @@ def test_nothing_to_cut_is_not_an_error(library, tmp_path):
     assert "copy because there is nothing to cut" in " ".join(shown.out.decode().split())
 
 
-def test_a_stage_of_somebody_elses_may_find_none(library, tmp_path):
+def test_foreign_locate_stage_may_add_no_spans(library, tmp_path):
     """Another project's stage added its name to the header, but no span to the stream."""
     listed = run("gpt-extract", "--json", library).out.decode()
     data = listed.replace('"via": []', '"via": ["my-locate"]').encode()

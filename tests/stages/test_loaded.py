@@ -51,7 +51,7 @@ def test_libraries_with_gpu_code_of_all_processes(sample, tmp_path):
     )
 
 
-def test_one_file_of_several_names_comes_once(sample, tmp_path):
+def test_file_with_several_names_is_listed_once(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "a.so"))
     os.link(library, tmp_path / "b.so")
     (tmp_path / "c.so").symlink_to("a.so")
@@ -59,7 +59,7 @@ def test_one_file_of_several_names_comes_once(sample, tmp_path):
     assert paths(done) == [str(library)]
 
 
-def test_a_file_that_changed_is_refused(sample, tmp_path):
+def test_changed_file_is_refused(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     made = trace(tmp_path / "t", (library, 1), (tmp_path / "gone.so", 1))
     shutil.copy(sample("lz4"), library)
@@ -131,7 +131,7 @@ def test_parents_keep_libraries_of_one_name_apart(sample, tmp_path):
     assert run("gpt-patch", "--in-place", "--parents", data=made).status == 2
 
 
-def test_a_file_that_cannot_be_listed_is_not_replaced(sample, tmp_path):
+def test_unlistable_file_is_not_replaced(sample, tmp_path):
     library = Path(shutil.copy(sample("zstd"), tmp_path / "lib.so"))
     done = run("gpt-patch", "--in-place", "--written", "/dev/full", data=located(library, "_Z3onePf"))
     assert (done.status, done.err.strip()) == (1, "gpt-patch: error: /dev/full: No space left on device")

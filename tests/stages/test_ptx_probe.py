@@ -151,7 +151,7 @@ def test_counted_only(text, probe_file):
     assert map_["capacity"] == 0 and b"st.global.b64" not in woven["data"]
 
 
-def test_a_probe_that_is_not_proved_harmless(text, tmp_path):
+def test_unproved_probe(text, tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text('[bad]\nposition = "ld.global"\nbefore = "mov.u32 %r1, 0;"\n')
     done = weave("-p", path, data=segment(text), status=1)
@@ -185,7 +185,7 @@ def test_a_file_under_two_names_is_one(text, tmp_path):
     assert done.status == 0 and done.records[1:] == alone.records[1:] and done.kind("map")
 
 
-def test_a_kernel_that_would_be_too_large_is_left_alone(text, tmp_path):
+def test_too_large_kernel_is_unchanged(text, tmp_path):
     loads = "ld.global.u32 %r1, [%rd1];\n" * 3000
     head = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry large() {\n"
     large = f"{head}.reg .b32 %r<2>; .reg .b64 %rd<2>;\n{loads}ret;\n}}\n".encode()
@@ -224,14 +224,14 @@ def test_closed_libraries_get_no_probes(text, probe_file, facts, kernels, code):
         assert [record["data"] for record in done.kind("ptx")] == [text]
 
 
-def test_a_match_that_cannot_be_woven_is_not_called_no_match(text, tmp_path):
+def test_unweavable_match_is_not_reported_as_no_match(text, tmp_path):
     path = tmp_path / "out.toml"
     path.write_text(PROBE.replace("ADDR", "IN4"))
     done = weave("-p", path, data=segment(text))
     assert "an instruction has no IN4" in done.err and "matches nothing" not in done.err
 
 
-def test_a_malformed_module_passes_and_the_rest_goes_on(text, probe_file):
+def test_malformed_module_passes_and_the_rest_is_processed(text, probe_file):
     torn = text[: text.index(b"ret;")]
     done = weave("-p", probe_file, "-k", "copy", data=segment(b".version 8.0\n.target sm_75\n}", text), status=3)
     assert "error: m#0:3:1: PTX: unexpected '}'" in done.err
@@ -292,7 +292,7 @@ extern "C" __global__ void near(int *x) { x[0] = x[1]; }
 """
 
 
-def test_a_kernel_that_needs_another_module_is_for_linking(probe_file):
+def test_kernel_with_external_reference_needs_linking(probe_file):
     data = segment(cuda.nvrtc_compile(ELSEWHERE, "compute_75", ["-rdc=true"]))
     done = weave("-p", probe_file, data=data)
     reason = "it needs a function that is defined elsewhere: 'elsewhere' (-c weaves it, for gpt-asm -c)"
@@ -341,7 +341,7 @@ def test_show_refuses_invalid_probes_and_streams(probe_file, tmp_path):
     ("attributes", "cluster"),
     [(".reqnctapercluster 2, 3\n.blocksareclusters", [2, 3, 1]), (".reqnctapercluster 2, 3", None)],
 )
-def test_a_grid_that_counts_clusters(attributes, cluster):
+def test_grid_in_clusters(attributes, cluster):
     text = f"""
 .version 9.0
 .target sm_90

@@ -55,7 +55,7 @@ def test_it_needs_a_probe(image):
     assert (done.status, done.out, done.err) == (2, b"", NEEDED)
 
 
-def test_the_original_comes_along_on_request(image):
+def test_original_is_included_on_request(image):
     """`gpt-hook run --benchmark` and --memusage compare with this code."""
     done = weave("-p", "block_sched", "--original", data=segment(element(image)))
     assert [list(CubinEditor(record["original"]).kernels) for record in done.kind("cubin")] == [[b"sums"], [b"copy"]]
@@ -292,7 +292,7 @@ def text_of(image, name):
     return int(cubin.original["offset"][number]), int(cubin.original["size"][number])
 
 
-def test_an_instruction_that_no_table_has(image):
+def test_instruction_in_no_table(image):
     start, _ = text_of(image, "copy")
     changed = bytearray(image)
     changed[start + 16] = changed[start + 17] = 0xFF
@@ -310,7 +310,7 @@ def test_code_that_runs_past_its_end(image):
     assert row["code"] == "unbounded" and "runs past its end" in row["detail"]
 
 
-def test_a_kernel_that_begins_otherwise(image):
+def test_kernel_with_different_start(image):
     start, _ = text_of(image, "copy")
     changed = bytearray(image)
     changed[start : start + 16] = struct.pack("<QQ", 0x0000000000007202 | 7 << 12, 0x000FE20000000F00)
@@ -319,7 +319,7 @@ def test_a_kernel_that_begins_otherwise(image):
 
 
 @pytest.mark.parametrize("size", [0, 5, 63, 64, 1000, -1])
-def test_a_cubin_that_is_cut_passes_with_an_error(image, size):
+def test_truncated_cubin_passes_with_an_error(image, size):
     data = segment(element(image[:size]), element(image))
     done = run("gpt-sass-probe", "--explain", data=data)
     assert done.status == 3 and done.err.startswith("gpt-sass-probe: error: libfoo.so#3: ")

@@ -34,7 +34,7 @@ def test_each_reason_has_a_text_and_an_advice_and_is_documented():
     assert "\n## Kernels without PTX\n" in (ROOT / "README.md").read_text()
 
 
-def test_each_code_that_is_used_is_in_the_table_and_each_in_it_is_used():
+def test_codes_in_use_equal_codes_in_the_table():
     found = {
         code
         for path in sources("runtime/hook", "runtime/common", "gpt/probe")
@@ -65,7 +65,7 @@ def test_a_printed_reason_reads_back(reason):
     assert (reason.advice != "") == (reason.code not in (OTHER, "left_out"))
 
 
-def test_a_code_of_another_stage_is_printed_as_it_is():
+def test_diag_code_of_another_stage_is_printed_unchanged():
     assert str(Reason("sass_hazard", "at 0x40")) == "sass_hazard: at 0x40" and not Reason("sass_hazard").advice
 
 

@@ -3,7 +3,7 @@
 from tests.style import blind
 
 
-def test_the_key_tells_whose_each_paragraph_is(tmp_path, capsys):
+def test_key_names_the_source_of_each_paragraph(tmp_path, capsys):
     path = tmp_path / "test"
     blind.main([str(path), "--count", "20", "--seed", "7"])
     texts = path.read_text()

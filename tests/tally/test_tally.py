@@ -71,7 +71,7 @@ def test_libraries(name):
 
 
 @pytest.mark.full
-def test_a_tree_that_prints_something_else_is_seen(monkeypatch):
+def test_tree_with_different_output_is_detected(monkeypatch):
     module = scan_module(RICH.encode())
     assert sound(check.check_kernel(module, "calls", alone=False))
     original = Instruction.__str__
@@ -80,7 +80,7 @@ def test_a_tree_that_prints_something_else_is_seen(monkeypatch):
     assert "prints other tokens" in check.check_module(RICH.encode(), "rich")["parsed"]
 
 
-def test_a_weave_that_does_not_assemble_or_unweave_is_seen(monkeypatch):
+def test_weave_that_does_not_assemble_or_unweave_is_detected(monkeypatch):
     module = scan_module(PLAIN.encode())
 
     def tampered(old, new):
@@ -98,7 +98,7 @@ def test_a_weave_that_does_not_assemble_or_unweave_is_seen(monkeypatch):
         assert why in found["probes"]["block_sched"]["why"]
 
 
-def test_a_kernel_that_ptxas_refuses_is_no_failure():
+def test_kernel_refused_by_ptxas_is_not_a_failure():
     module = scan_module(PLAIN.replace("cvta.to", "cvat.to").encode())
     found = check.check_kernel(module, "plain", alone=True)
     assert found["same"].startswith("ptxas: ")
@@ -106,7 +106,7 @@ def test_a_kernel_that_ptxas_refuses_is_no_failure():
     assert not tally.is_failure(found)
 
 
-def test_a_module_that_cannot_be_cut_is_a_failure():
+def test_uncuttable_module_is_a_failure():
     found = check.check_module(b".version 8.0\n.target sm_80\n) \n", "torn")
     assert found["parsed"].startswith("torn:3:1: ")
     assert tally.is_failure(found)
@@ -170,7 +170,7 @@ def test_an_interrupted_run_is_taken_up_and_failures_are_tried_again(corpus):
 
 
 @pytest.mark.full
-def test_a_corpus_that_is_unavailable_is_reported(corpus, monkeypatch, capsys):
+def test_unavailable_corpus_is_reported(corpus, monkeypatch, capsys):
     def fail(folder, jobs):
         raise RuntimeError("no such wheel")
         yield

@@ -135,7 +135,7 @@ def test_marks_counters_and_what_probes_saved(tmp_path):
         assert shown.ask("Array.from(view.timeline.category, (one) => one >> 7)").count(1) == 1
 
 
-def test_a_long_range_that_begins_in_the_pixel_of_a_short_one_is_drawn(tmp_path):
+def test_long_range_starting_in_the_pixel_of_a_short_one_is_drawn(tmp_path):
     cut = segment(*pushed(1, "short", 0, 1), *pushed(2, "long", 2, 100_000))
     with page(tmp_path, forge.pack(cut)) as shown:
         shown.ask("window.written = [], view.write = (text) => written.push(text), view.draw(), 0")

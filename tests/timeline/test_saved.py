@@ -175,7 +175,7 @@ def test_text_that_is_not_utf8_is_replaced():
     assert "ranges \ufffd" in names
 
 
-def test_a_direction_of_copies_that_is_not_utf8_is_replaced():
+def test_copy_direction_not_utf8_is_replaced():
     odd = forge.api(9, "cuMemcpyHtoD") | {"op": "\udcff"}
     rows = [(ZERO, US, 9, 0, 0, 0, 4096, 0)]
     trace = segment(odd, forge.calls(rows, forge.MEMORY, 1))

@@ -111,7 +111,7 @@ def test_a_row_a_thread_and_a_stream():
     assert found["incomplete"] == []
 
 
-def test_arrows_and_correlation_join_calls_with_what_they_made_the_gpu_do():
+def test_arrows_and_correlation_join_calls_with_gpu_work():
     events = chrome(small())["traceEvents"]
     spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X" and e["cat"] != "user_annotation"}
     joined = []
@@ -298,7 +298,7 @@ def test_all_files(tmp_path):
     assert run("timeline", "--format", "all", data=forge.pack(small())).returncode == 2
 
 
-def test_a_file_that_cannot_be(tmp_path):
+def test_output_in_missing_folder(tmp_path):
     done = run("timeline", "-o", tmp_path / "no" / "t.txt", data=forge.pack(small()))
     assert done.returncode == 4
     assert b"No such file or directory" in done.stderr
@@ -325,7 +325,7 @@ def test_text_on_a_narrow_screen():
     assert "  thread 1      CCL.L.LL..WWWWWWWWWW" in lines
 
 
-def test_a_process_whose_machine_is_not_known():
+def test_process_on_unknown_machine():
     line = {"ts": 1, "type": "kernel", "op": "launch", "name": "cuLaunchKernel", "pid": 7, "tid": 7, "duration_us": 2}
     done = run("timeline", data=json.dumps(line).encode() + b"\n")
     assert done.stdout.startswith(b"process 7: ")
@@ -364,7 +364,7 @@ def spans_of(packets):
     return found
 
 
-def test_perfetto_reads_back_the_same():
+def test_perfetto_round_trips():
     packets, same = perfetto(small()), chrome(small())
     rows = {name: sorted(span[:3] for span in spans) for name, spans in spans_of(packets).items()}
     want = {name: sorted((begin // US - 10**6, end // US - 10**6, what) for begin, end, what in spans)

@@ -33,7 +33,7 @@ def microseconds(rows):
     return sorted([name, what, round((begin - ZERO) / US), round(took / US)] for name, what, begin, took in rows)
 
 
-def test_perfetto_finds_what_chrome_is_told(tmp_path):
+def test_perfetto_finds_the_chrome_events(tmp_path):
     data = forge.pack(small())
     told = json.loads(draw("chrome", data))["traceEvents"]
     tracks = {(event["pid"], event["tid"]): event["args"]["name"] for event in told if event["name"] == "thread_name"}

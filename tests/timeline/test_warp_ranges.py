@@ -61,7 +61,7 @@ def test_ranges_have_their_times_on_one_clock():
     assert incomplete == [f"ranges of warps: {line}" for line in TOLD]
 
 
-def test_perfetto_has_the_same():
+def test_perfetto_has_the_same_events():
     packets = schema.Trace.FromString(draw("perfetto", traced())).packet
     tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")}
     names = {n.iid: n.name for p in packets for n in p.interned_data.event_names}

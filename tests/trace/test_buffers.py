@@ -49,7 +49,7 @@ def test_an_array_has_the_slots_of_each_unit(level):
 
 
 @pytest.mark.parametrize("repeats", [0, 1])
-def test_an_array_in_a_launch_that_repeats_keeps_the_last(repeats):
+def test_array_in_repeated_launch_keeps_the_last_run(repeats):
     """Record N is in slot N modulo the capacity."""
     found, kept = Probes(None), {0: [], 2: [0, 1], 3: [0, 1, 2], 4: [1, 2, 3], 8: [5, 6, 7]}
     numbers = [list(range(max(0, count - 3), count)) for count in kept]
@@ -82,7 +82,7 @@ def test_a_total_has_one_slot_and_drops_nothing():
 
 
 @pytest.mark.parametrize(("count", "kept", "dropped"), [(0, 0, 0), (2, 2, 0), (3, 3, 0), (10, 3, 7), (1 << 63, 3, -1)])
-def test_a_log_has_the_entries_that_are_there(count, kept, dropped):
+def test_log_has_existing_entries(count, kept, dropped):
     layout = MapLayout(forge.probe_map("m", type_="log", level="thread", capacity=3, n="u64"))
     data = struct.pack("<7Q", count, 50, 1, 51, 2, 52, 3)
     saved = layout.read(data, BLOCKS, THREADS)
@@ -103,7 +103,7 @@ def test_a_log_may_end_after_its_last_entry():
 
 
 @pytest.mark.parametrize("type_", ["array", "log"])
-def test_a_map_that_only_counts(type_):
+def test_counting_map(type_):
     layout = MapLayout(forge.probe_map("m", type_=type_, level="block", capacity=0, n="u64"))
     saved = layout.read(struct.pack("<Q", 9), 1, THREADS)
     assert (saved.counts.ravel().tolist(), saved.slots.size, saved.dropped) == ([9], 0, 9)
@@ -136,7 +136,7 @@ def value(made):
     return buffer.kernel, buffer.launch.id, buffer.map.name, buffer.read().slots["n"].tolist()
 
 
-def test_a_buffer_waits_for_what_it_refers_to():
+def test_buffer_waits_for_records_it_refers_to():
     made = probes(forge.buffer(7, DATA))
     for record in (LAUNCH, KERNEL):
         assert list(made.take()) == []
@@ -182,7 +182,7 @@ def test_a_buffer_may_be_in_a_file(tmp_path, offset):
     assert value(probes(LAUNCH, MAP, KERNEL, forge.buffer(7, DATA, **where), folder=tmp_path))[3] == [[[42]]]
 
 
-def test_a_file_that_grows_is_mapped_again(tmp_path):
+def test_growing_file_is_mapped_again(tmp_path):
     made = probes(LAUNCH, forge.probed(8, 5, 2, 1, 32), MAP, KERNEL, folder=tmp_path)
     for number in (7, 8):
         with open(tmp_path / "b", "ab") as file:
@@ -191,7 +191,7 @@ def test_a_file_that_grows_is_mapped_again(tmp_path):
         assert value(made)[1] == number
 
 
-def test_a_buffer_whose_file_cannot_be_read_is_an_error(tmp_path):
+def test_unreadable_buffer_file_is_an_error(tmp_path):
     (tmp_path / "short").write_bytes(DATA[:-1])
     (tmp_path / "whole").write_bytes(DATA)
     (tmp_path / "link").symlink_to("whole")
@@ -259,7 +259,7 @@ def test_nothing_in_an_empty_file(tmp_path):
         SideFiles(tmp_path).open("b", 0)
 
 
-def test_bytes_of_another_number_than_is_said():
+def test_wrong_byte_count():
     (buffer,) = probes(MAP, KERNEL, LAUNCH, forge.buffer(7, DATA) | {"data": DATA[:-1]}).take()
     with pytest.raises(MalformedError, match="buffer of 16 bytes has 15"):
         buffer.read()

@@ -30,7 +30,7 @@ def test_ticks_are_counted_from_the_header():
     assert found.durations(stamps(4)).tolist() == [2.0]
 
 
-def test_a_later_pair_of_clocks_tells_the_rate_better():
+def test_later_clock_pair_improves_the_rate():
     found = clock(monotonic=0, tsc=0, tsc_hz=10**9)  # measured in a hurry: the rate is really 2 GHz
     found.add(records.make("clock", monotonic=1000, tsc=9000))  # too close to the header
     assert found.ns_per_tick == 1.0

@@ -124,7 +124,7 @@ def test_columns_that_make_no_sense(held, size, row, codec, said):
         unpack(held, size, row, codec)
 
 
-def test_a_file_that_is_another_one(tmp_path):
+def test_different_file_under_the_same_name(tmp_path):
     (tmp_path / "b").write_bytes(bytes(200))
     record = records.make("buffer", launch=1, map=1, size=160, codec="columns", row=16, path="b", packed=60)
     with pytest.raises(MissingError, match="b: columns of 60 bytes"):

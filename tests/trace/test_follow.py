@@ -55,7 +55,7 @@ def test_the_trace_of_a_child_that_cannot_be_is_absent(write, tmp_path):
     assert absent == [str(tmp_path / path) for path in paths]
 
 
-def test_only_files_beside_the_trace_are_opened(write, tmp_path):
+def test_only_files_next_to_the_trace_are_opened(write, tmp_path):
     """The writer of a trace chose the names in it, so a file elsewhere is only read if the user names it, too."""
     for folder in ("inner", "other"):
         (tmp_path / folder).mkdir()
@@ -94,7 +94,7 @@ def test_a_malformed_child_record_is_refused(write):
         followed(path)
 
 
-def test_a_process_is_what_its_segment_says_and_its_reader_asks_for():
+def test_process_has_the_requested_records_of_its_segment():
     library = records.make("library", path="l", size=5)
     calls = forge.calls([(5, 10, 1, 0)], thread=7)
     records_ = forge.trace(forge.api(1, "cuInit"), calls, library, pid=4) + forge.trace(library, end=False, pid=5)

@@ -48,6 +48,6 @@ def test_untyped_arguments_are_bytes():
     assert len(to_text([found[0]] * 100)) == MOST_TEXT
 
 
-def test_parameters_that_are_not_all_there():
+def test_incomplete_parameters():
     with pytest.raises(MalformedError):
         parse_arguments(described(), DATA[:-1])

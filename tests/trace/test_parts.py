@@ -173,7 +173,7 @@ def test_invalid_parts_are_malformed(wrong, said, tmp_path):
         (struct.pack("<Q", 99) + DATA[:16], {"units": 1}, "b: a unit outside of its part"),
     ],
 )
-def test_a_file_that_is_another_one(held, keys, said, tmp_path):
+def test_different_file_under_the_same_name(held, keys, said, tmp_path):
     """Data missing from this file is lost; data elsewhere isn't."""
     (tmp_path / "b").write_bytes(held)
     _, (buffer,) = take(part(path="b", **keys), folder=tmp_path)
@@ -181,7 +181,7 @@ def test_a_file_that_is_another_one(held, keys, said, tmp_path):
         buffer.read()
 
 
-def test_a_file_that_ends_before_a_frame(tmp_path):
+def test_file_ends_before_a_frame(tmp_path):
     (tmp_path / "b").write_bytes(DATA)
     _, (buffer,) = take(part(path="b", offset=90, codec="zstd", packed=10), folder=tmp_path)
     with pytest.raises(TruncatedError, match="b: 96 bytes of 100"):

@@ -61,7 +61,7 @@ def test_lines_of_json_give_the_rows_that_they_were():
             assert found[name].tolist() == direct[name].tolist()
 
 
-def test_fields_may_lie_anywhere_and_others_are_not_looked_at():
+def test_fields_in_any_order_with_others_ignored():
     layout = {"result": "i32", "api": "u32", "mine": "u16", "pad": "u16", "duration": "u64", "start": "u64"}
     ((_, found),) = collected(forge.calls([(-5, 7, 65535, 0, 20, 10)], layout))
     assert [found[name].tolist() for name in ("start", "duration", "api", "result")] == [[10], [20], [7], [-5]]

@@ -27,7 +27,7 @@ def test_calls_find_their_stacks():
     assert build().find(threads, starts).tolist() == [0] * 7
 
 
-def test_who_asked():
+def test_allocations_by_caller():
     frames = [{"path": "/a/libcudart.so.12", "offset": 5}, {"path": "/b/libc10_cuda.so", "offset": 6}, {"offset": 9}]
     sites = build(frames=frames)
     assert sites.asker(7) == CallFrame("/b/libc10_cuda.so", 6) and sites.asker(8) is None

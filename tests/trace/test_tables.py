@@ -42,7 +42,7 @@ def test_copies_are_merged():
     assert len(empty.slots) == len(empty.counts) == empty.dropped == 0
 
 
-def test_a_table_that_only_counts():
+def test_counting_table():
     layout = MapLayout(table(capacity=0))
     saved = layout.read(struct.pack("<2Q", 3, 4), blocks=1, threads=32)
     assert (saved.counts.tolist(), len(saved.slots), saved.dropped) == ([7], 0, 0)

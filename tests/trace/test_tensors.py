@@ -63,7 +63,7 @@ def test_lines_have_no_ends():
     assert names(tensors, [110, 85], 25) == ["part", "whole"]
 
 
-def test_a_tensor_that_moved():
+def test_tensor_moved():
     tensors = build(tensor(1, 10, 100, 40, "x"), tensor(1, 20, 500, 40, "x"))
     assert names(tensors, [100, 500], 30) == ["x", "x"]
 

@@ -36,8 +36,8 @@ class Kind(NamedTuple):
     """A kind of memory: its name, whether it's on a GPU, whether several allocations can share a page, and whether it's
     freed when its context is destroyed.
 
-    `space` says how its addresses are to be understood: MEMORY is allocated at that address; HANDLES are handles, not
-    addresses; REGISTERED memory was allocated elsewhere, and the program registered it with CUDA.
+    `space` says what its addresses mean: MEMORY is allocated at that address; HANDLES are handles, not addresses;
+    REGISTERED memory was allocated elsewhere, and the program registered it with CUDA.
     """
 
     name: str

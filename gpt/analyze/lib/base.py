@@ -63,7 +63,7 @@ class Fold(Protocol):
         """
 
     def find_lack(self, kinds: set[str]) -> str | None:
-        """Return why there's no answer if the trace has only these kinds of records, or None if there's one."""
+        """Return why a trace with only these kinds of records gives no answer, or None if it gives one."""
 
 
 def find_lack(kinds: set[str], wanted: frozenset[str]) -> str | None:

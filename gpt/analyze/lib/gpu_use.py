@@ -83,9 +83,7 @@ class Work(NamedTuple):
 
 
 class IdlePeriod(NamedTuple):
-    """An idle period of a GPU in ns. `after` is the work before it, which it came after; `before` is the work that
-    ended it.
-    """
+    """An idle period of a GPU in ns. `after` is the work that preceded it, and `before` the work that ended it."""
 
     begin: int
     took: int

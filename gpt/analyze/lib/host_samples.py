@@ -122,9 +122,7 @@ class HostSamples:
         self._threads = {thread: slice(*edges[at : at + 2]) for at, thread in enumerate(threads.tolist())}
 
     def find(self, pieces: Array) -> None:
-        """Count the samples that were taken during these pieces of time, which have a `thread`, a `begin` and an
-        `end`.
-        """
+        """Count the samples taken during these pieces of time, an array with the fields `thread`, `begin` and `end`."""
         for thread, part in self._threads.items() if len(pieces) else ():
             mine = pieces[pieces["thread"] == thread]
             low, high = (np.searchsorted(self.rows["at"][part], mine[edge]) for edge in ("begin", "end"))

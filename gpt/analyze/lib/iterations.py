@@ -154,8 +154,8 @@ class LaunchSequence:
         self._parts.append((api, tuple(np.array(column[:room]) for column in columns)))  # no views: they keep all rows
 
     def _number(self, threads: Threads) -> npt.NDArray[np.uint16]:
-        """Return the index of each thread, quickly if consecutive rows have the same thread. Threads after the first
-        65535 share one index.
+        """Return the index of each thread. This is fast if consecutive rows have the same thread. Threads after the
+        first 65535 share one index.
         """
         edges = np.flatnonzero(threads[1:] != threads[:-1]) + 1
         begins = np.concatenate(([0], edges))[: len(threads)]

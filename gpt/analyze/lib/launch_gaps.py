@@ -29,8 +29,8 @@ class Meanwhile(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A gap of `time` ns between two consecutive launches of a thread: the functions `after` and `before` which it
-    came, and the calls during it.
+    """A gap of `time` ns between two consecutive launches of a thread. `after` and `before` are the functions launched
+    before and after it, and `calls` has the calls during it.
     """
 
     after: int

@@ -49,7 +49,7 @@ class MapAnalysis(ABC):
     `maps`.
 
     A subclass implements `add`, which gets the data that a launch saved. If --detail kept only the sums of a launch,
-    `add_sums` gets these instead; `summed` names the totals that they're included in. `iter_answers` yields the
+    `add_sums` gets those instead; `summed` names the totals that include them. `iter_answers` yields the
     answers; its `verdict` has the lines that say what's missing.
     """
 

@@ -252,8 +252,8 @@ def _count_same(some: Codes, others: Codes) -> int:
 class PrefixHashes(NamedTuple):
     """Hashes of the launches up to each place, as polynomials modulo 2^64.
 
-    Two sequences of the same length are considered equal if their polynomials are. If they aren't, a period is tried in
-    vain.
+    Two sequences of the same length are considered equal if their polynomials are. If the sequences differ after all, a
+    period is tested and rejected.
     """
 
     powers: npt.NDArray[np.uint64]

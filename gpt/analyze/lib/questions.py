@@ -263,8 +263,8 @@ def _loading(totals: Totals, facts: list[InferenceFacts], names: Names) -> Said:
 
 
 def _compare_median(main: InferenceFacts, usual: float) -> Iterator[str]:
-    """Say so if some iterations take far longer than the median, which is `usual` ns, or if the GPU takes far longer
-    than the host.
+    """Yield a remark if some iterations take far longer than the median, which is `usual` ns, or if the GPU takes far
+    longer than the host.
     """
     time = next((row[3] for row in main.phases if row[0] == ITERATING), 0)
     if time >= FAR * usual > 0:

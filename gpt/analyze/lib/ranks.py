@@ -50,7 +50,7 @@ class Rank(NamedTuple):
 
 @dataclass
 class Lane:
-    """The collective kernels in one stream of a rank, oldest first: names, begins and ends. If GPU times say it, also
+    """The collective kernels in one stream of a rank, oldest first: names, begins and ends. If it was recorded, also
     when their launch calls began, and how many ns other kernels ran meanwhile.
     """
 

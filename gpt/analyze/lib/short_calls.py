@@ -157,8 +157,8 @@ class Tapes:
 
     @property
     def again(self) -> tuple[int, int, int]:
-        """Return, for the kernel that was the last to appear of those launched more than once: when its first launch
-        began, when that call returned, and the number of launches before it.
+        """Find the kernel that appeared last among those launched more than once. Return when its first launch began,
+        when that call returned, and the number of launches before it.
         """
         again = [first for first, count in zip(self._firsts, self._counts, strict=True) if count > 1]
         before, start, end = max(again or self._firsts)

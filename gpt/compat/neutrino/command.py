@@ -74,7 +74,7 @@ def find_hook(name: str, probe: Path) -> Path | None:
         path = (folder / name).resolve()
         if path.is_file():
             return path
-    raise MissingError("no such analyze hook beside the probe file, nor beside the tools", name)
+    raise MissingError("no such analyze hook next to the probe file or among the tools", name)
 
 
 def start(asked: NeutrinoOptions, command: list[str]) -> int:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from gpt.probe.model import OPS, Field, Map, layout, round_up
 from gpt.stream import records
-from gpt.stream.rooms import HEAD, SECTOR, RecordLayout, lay_out
+from gpt.stream.rooms import HEAD, SECTOR, RecordLayout, lay_out, ring_bytes
 
 COPIES = 64  # copies of a histogram or table: a power of two. If there are more SMs, several share a copy
 BUDGET = 64 << 20  # default bytes of a log
+RING_BUDGET = 1 << 20  # ... with a ring: a launch gets more if its units need it
 KINDS = {"b": "u", "u": "u", "s": "i", "f": "f"}  # first letter of a type in model.SIZES -> first letter in records
 
 
@@ -67,13 +68,19 @@ class PlacedMap:
     def wanted(self) -> int:
         """The capacity that the map asks for, even if records are only counted. For a log, it's in sectors."""
         if self.map.capacity is None:
-            return max(0, ((self.map.budget or BUDGET) - HEAD) // SECTOR)
+            return max(0, ((self.map.budget or (RING_BUDGET if self.map.ring else BUDGET)) - HEAD) // SECTOR)
         return self.map.capacity
 
     @property
     def layout(self) -> RecordLayout:
         """The layout of a log's records."""
         return lay_out([(field.size, stored) for field, stored in zip(self.map.fields, self.stored, strict=True)])
+
+    @property
+    def ring_size(self) -> int | None:
+        """The bytes of a ring's room, if the size of the log depends on how many a launch needs."""
+        known = self.map.ring and self.stored and not self.map.budget
+        return ring_bytes(self.layout, self.map.ring) if known and self.map.ring else None
 
     @property
     def copies(self) -> int | None:
@@ -135,5 +142,6 @@ def make_map(id_: int, placed: PlacedMap) -> dict[str, Any]:
         room=placed.room.offset if placed.room else None,
         stored=list(placed.stored) or None,
         ring=placed.map.ring,
+        ring_size=placed.ring_size,
         ranges=list(placed.map.ranges) or None,
     )

@@ -179,7 +179,7 @@ def make_map(
     if budget is not None and not parse_number(budget):
         raise GptError(f"{what}: budget '{budget}' is not a number of bytes", where)
     if budget is not None and capacity is not None:
-        raise GptError(f"{what}: a budget beside a fixed capacity", where)
+        raise GptError(f"{what}: both a budget and a fixed capacity", where)
     if budget is not None and not MIN_BUDGET <= (parse_number(budget) or 0) <= MAX_BUDGET:
         raise GptError(f"{what}: a budget of {budget} bytes; it may be from {MIN_BUDGET} to {MAX_BUDGET}", where)
     if ring is not None and not 0 < (parse_number(ring) or 0) <= MOST_RING:

@@ -122,7 +122,7 @@ class _TomlReader:
             if not isinstance(value, dict):
                 raise MalformedError(f"unknown key '{key}'", self.where(key))
             if second and key not in ("map", "probe"):
-                raise MalformedError(f"table '{key}' beside [probe.*] and [map.*]", self.where(key))
+                raise MalformedError(f"table '{key}' is neither [probe.*] nor [map.*]", self.where(key))
         return second
 
     # First generation: every table is a probe with a map of its own
@@ -174,7 +174,10 @@ class _TomlReader:
 
         def place(save: Save, line: int) -> Save:
             if not save.types:
-                raise GptError(f"probe '{probe.name}': 'SAVE [{save.map}]' beside a datamodel", f"{self.path}:{line}")
+                raise GptError(
+                    f"probe '{probe.name}': 'SAVE [{save.map}]' excludes a datamodel",
+                    f"{self.path}:{line}",
+                )
             first = len(fields)
             for value, type_ in zip(save.values, save.types, strict=True):
                 fields.append((_field_name(value, [name for name, _ in fields]), type_))

@@ -129,8 +129,8 @@ def _find_delta(unit: Unit, fixed: dict[int, int], kept: set[int], written: int,
 
 
 def _search(unit: Unit, room: Room) -> tuple[int, list[int]]:
-    """Return the offset that moves a unit to usable registers, and which of these must be saved, which are as few as
-    possible.
+    """Return the offset that moves a unit to usable registers, and which of them must be saved. It's the offset for
+    which the fewest must be saved.
     """
     free = room.free
     useless = ~(free | room.saveable)

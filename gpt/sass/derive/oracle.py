@@ -1,6 +1,6 @@
 """Ask nvdisasm what an instruction word reads and writes.
 
-`nvdisasm -plr` prints a column per register beside every instruction: `^` written, `v` read, `x` both, `:` live. It
+`nvdisasm -plr` prints a column per register next to every instruction: `^` written, `v` read, `x` both, `:` live. It
 does so only for cubins, so this module builds one with a section per word, which contains the word and an EXIT, so that
 no word is unreachable or affects another. A driver wouldn't load that cubin, but nvdisasm needs only its code.
 

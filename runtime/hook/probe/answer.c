@@ -118,7 +118,7 @@ static bool read_cluster(struct woven *woven, struct value items, struct cursor 
 struct record {
     struct value kind, id, name, arch, level, type, capacity, stride, data, params, added, maps, variables,
         table, code, detail, text, original, wanted, cluster, registers, registers_before, keeps, head,
-        copies, fields, least, most, room, stored;
+        copies, fields, least, most, room, stored, ring;
     struct cursor in_params, in_added, in_variables, in_cluster, in_fields, in_least, in_most, start, end;
 };
 
@@ -138,7 +138,8 @@ static struct record read_record(struct cursor *cursor) {
                               &record.keeps,     &record.head,
                               &record.copies,    &record.fields,
                               &record.least,     &record.most,
-                              &record.room,      &record.stored};
+                              &record.room,      &record.stored,
+                              &record.ring};
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++)
         *values[i] = none;
     KEYS(cursor, {"kind", &record.kind, NULL}, {"id", &record.id, NULL}, {"name", &record.name, NULL},
@@ -153,7 +154,7 @@ static struct record read_record(struct cursor *cursor) {
          {"head", &record.head, NULL}, {"copies", &record.copies, NULL},
          {"fields", &record.fields, &record.in_fields}, {"min", &record.least, &record.in_least},
          {"max", &record.most, &record.in_most}, {"room", &record.room, NULL},
-         {"stored", &record.stored, NULL});
+         {"ring_size", &record.ring, NULL}, {"stored", &record.stored, NULL});
     record.end = *cursor;
     return record;
 }
@@ -273,11 +274,12 @@ static bool read_map(struct woven *woven, const struct record *record) {
                          (is(record->type, "total") && is(record->keeps, "sum")),
         .has_room = is(record->type, "histogram") && record->room.type == UNSIGNED,
         .grows = is(record->type, "log") && is(record->keeps, "all"),
+        .ring = unsigned_of(record->ring),
     };
     bool known = is(record->type, "array") || is(record->type, "total") ||
                  ((is(record->type, "histogram") || is(record->type, "table")) && map->copies) || map->log;
     if (!known || map->capacity > 1u << 30 || map->wanted > 1u << 30 || map->stride > 1u << 20 ||
-        map->copies > 1u << 16 || (map->head && map->head != sizeof(uint64_t)) ||
+        map->copies > 1u << 16 || map->ring > UINT32_MAX || (map->head && map->head != sizeof(uint64_t)) ||
         (map->level == LEVEL_BLOCK && !is(record->level, "block")))
         return doubt(woven, "it gives an impossible map");
     read_fields(map, record);

@@ -1,4 +1,4 @@
-// Events that are put behind the launches of a slab, and waits for slabs. This code is used by buffers.c,
+// Events that are put after the launches of a slab, and waits for slabs. This code is used by buffers.c,
 // which claims slabs, and by moments.c, which takes them from their streams. slabs.c explains the life cycle
 // of a slab, the lock and all waits.
 
@@ -96,7 +96,7 @@ bool hook_wait_for_return(struct patience *patience, bool soon) {
 
 // -- Marking ---------------------------------------------------------------
 //
-// Puts an event into a slab's stream, behind its launches. A call of the program that uses the stream does
+// Puts an event into a slab's stream, after its launches. A call of the program that uses the stream does
 // this itself; for other streams, the marking thread does.
 
 void hook_send(struct slab *slab) {

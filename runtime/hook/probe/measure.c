@@ -155,7 +155,7 @@ void hook_forget_events(struct save *save) {
 
 // -- Memory that probes need -----------------------------------------------
 //
-// Sums by function, under a lock: nobody measures time together with --memusage.
+// Sums by function. A lock is good enough, because --memusage isn't for measuring times.
 
 enum { BUCKETS = 1 << 12 };
 

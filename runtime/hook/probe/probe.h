@@ -40,6 +40,7 @@ struct woven_map {
     bool log;
     bool knows_repeats; // the lowest bit of its address says that the launch may run several times
     bool grows;         // a log that may be larger than its capacity, as the low bits of its address tell
+    uint64_t ring;      // bytes of a ring's room, of which each unit claims one; 0 for other maps
     bool has_room;      // a histogram that can count in shared memory: the lowest bit of its address says so
     bool reducible;     // reduce.c can add up what it holds
     struct woven_field *fields; // if it's reducible, and not a histogram
@@ -356,7 +357,7 @@ struct save { // a launch with probes: its parameters, and where its buffers are
     bool reduced;                      // only `sums` are written, which hook_reduce found
     const uint64_t *sums;              // valid until its next call
     uint32_t grid[3];                  // blocks
-    void *arguments[];                 // pointers to the values behind them, as cuLaunchKernel takes them
+    void *arguments[];                 // pointers to the values, which follow, as cuLaunchKernel takes them
 };
 
 // What a launch needs from a slab
@@ -482,7 +483,7 @@ struct slab {
     bool known_ready;        // the host knows that it's clear; otherwise ask the event
     bool copied;             // holds copies of what graphs wrote, so it needn't be cleared for those
     bool written_late;       // a launch into it may have begun after its event: never used again
-    bool recorded;           // its event is already behind its last launch
+    bool recorded;           // its event already follows its last launch
     CUresult refused;        // why its stream took no event
     uint64_t context, ours;  // where it lives, and the stream that clears it
     char **stage, **zeros;   // the context's staging buffer for the writer, and its zeros to clear from
@@ -625,7 +626,7 @@ struct slab *hook_ready_slab(const struct pool *pool, uint64_t bytes, uint64_t e
 
 // -- marks.c ---------------------------------------------------------------
 
-// Events behind the launches of a slab, and waits for slabs.
+// Events after the launches of a slab, and waits for slabs.
 
 bool hook_begin_marking(void); // starts the thread that puts events into streams
 
@@ -711,8 +712,8 @@ struct waited {     // the work that a call of the program has waited for
     uint32_t thread;
 };
 void hook_drain_waited(const struct waited *waited); // all slabs in use; without an event if they ended
-// Drain the slabs of a context, or with 0, of all contexts, and wait for them, but not for a driver that
-// takes a minute.
+// Drain the slabs of a context, or of all contexts if it's 0, and wait until that's done. Give up on a driver
+// that takes a minute.
 void hook_drain_all(enum moment moment, uint64_t context);
 
 // The process is ending, possibly in a signal handler that has interrupted a driver call: report buffers that

@@ -252,7 +252,7 @@ void hook_end_replay(struct replay *replay) {
 // Remembers how large the logs of launches had to be, in sectors, so that the next launch of the same kernel
 // gets logs that are large enough. The first launch with another grid or block gets as much for each thread
 // as the most that any launch of the kernel needed; with --rerun, it gets as much as the kernel's largest
-// launch needed in an earlier run.
+// launch needed in an earlier run. A ring gets a room for each unit.
 //
 // The list has its own lock, under which nothing is called. A launch looks up its demand; the thread that
 // writes adds to it with atomics.
@@ -274,7 +274,9 @@ struct demand {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct demand *buckets[BUCKETS];
 static const unsigned __int128 RATED = 1 << 20;
-static const uint64_t RERUN = 1ull << 63; // this bit of a number of sectors: an earlier run needed them
+static const uint64_t RERUN = 1ull << 63; // this bit of a number of sectors: no launch has counted them yet
+static const uint64_t FORESEEN =
+    (64 << 20) / ROOM_SECTOR; // most sectors that a ring gets before any are counted
 
 static struct demand **bucket_of(const struct key *key) {
     const uint32_t *words = (const uint32_t *)key;
@@ -307,6 +309,44 @@ static bool repeat(struct demand *demand, const struct woven *woven) {
     return true;
 }
 
+static unsigned __int128 threads_of(const struct key *key) {
+    unsigned __int128 threads = 1;
+    for (int i = 0; i < 3; i++)
+        threads *= (uint64_t)key->grid[i] * key->block[i];
+    return threads ? threads : 1;
+}
+
+// Return how many sectors a launch would claim if each thread needed as much as in other launches.
+static unsigned __int128 rated(const struct demand *demand, size_t map) {
+    uint64_t rate = atomic_load(&demand->all->sectors[map]);
+    unsigned __int128 threads = threads_of(&demand->key);
+    return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;
+}
+
+// Return how many sectors the units of a ring claim: each claims one room, or more if its lanes come apart.
+static unsigned __int128 rooms_of(const struct woven_map *map, const struct key *key) {
+    unsigned __int128 sectors = map->ring / ROOM_SECTOR * hook_units(map, key->block);
+    for (int i = 0; i < 3 && sectors < FORESEEN; i++)
+        sectors *= key->grid[i];
+    return sectors < FORESEEN ? sectors : FORESEEN;
+}
+
+// Returns false if there's no ring, so that nothing is known before a launch has been counted.
+static bool foresee(struct demand *demand, const struct woven *woven) {
+    bool any = false;
+    for (size_t i = 0; i < woven->map_count; i++)
+        any |= woven->maps[i].grows && woven->maps[i].ring;
+    for (size_t i = 0; any && i < woven->map_count; i++) {
+        const struct woven_map *map = &woven->maps[i];
+        unsigned __int128 sectors = map->ring ? rooms_of(map, &demand->key) : rated(demand, i);
+        if (map->grows)
+            atomic_store(&demand->sectors[i], RERUN | (sectors < RERUN ? (uint64_t)sectors : RERUN - 1));
+    }
+    if (any)
+        atomic_store(&demand->counted, true);
+    return any;
+}
+
 struct demand *hook_find_demand(const struct save *save, const uint32_t block[3],
                                 const struct demand **earlier) {
     const struct woven *woven = save->probed->woven;
@@ -322,8 +362,8 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
     struct demand *found = all ? find(&key, &known) : NULL;
     if (found) {
         found->all = all;
-        if (!known && woven->needed)
-            known = repeat(found, woven);
+        if (!known)
+            known = woven->needed ? repeat(found, woven) : foresee(found, woven);
         *earlier = known ? found : any ? all : NULL;
     }
     pthread_mutex_unlock(&lock);
@@ -331,13 +371,6 @@ struct demand *hook_find_demand(const struct save *save, const uint32_t block[3]
 }
 
 bool hook_is_counted(const struct demand *demand) { return atomic_load(&demand->counted); }
-
-static unsigned __int128 threads_of(const struct key *key) {
-    unsigned __int128 threads = 1;
-    for (int i = 0; i < 3; i++)
-        threads *= (uint64_t)key->grid[i] * key->block[i];
-    return threads ? threads : 1;
-}
 
 // Only the writer thread does this.
 static bool add_sectors(struct demand *demand, uint32_t map, unsigned __int128 sectors) {
@@ -360,9 +393,7 @@ void hook_count_sectors(struct demand *demand, uint32_t map, uint64_t sectors) {
 static unsigned __int128 expected(const struct demand *demand, size_t map) {
     if (hook_is_counted(demand))
         return atomic_load(&demand->sectors[map]) & ~RERUN;
-    uint64_t rate = atomic_load(&demand->all->sectors[map]);
-    unsigned __int128 threads = threads_of(&demand->key);
-    return rate && threads > ((unsigned __int128)1 << 100) / rate ? UINT64_MAX : rate * threads / RATED;
+    return rated(demand, map);
 }
 
 // Return how many times the size of a log has to be doubled for a launch, which is 0 if it's large enough.

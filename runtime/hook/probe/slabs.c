@@ -120,7 +120,7 @@
 //     lost at the end, since nothing refers to the pool any more.
 //   - Another thread's default stream can't be named. The legacy stream waits for it, but it also makes all
 //     other blocking streams wait for each other, so we use it only at an end. With --complete, the thread
-//     itself puts an event behind each of its launches there, because it may not launch anything again.
+//     itself puts an event after each of its launches there, because it may not launch anything again.
 //   - No device memory: ready slabs are freed, then claims fail with a reason. If a call of the program finds
 //     none, it is repeated without our memory.
 //   - Fork: the child probes nothing (hook_probing), so it uses none of this.

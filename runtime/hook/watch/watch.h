@@ -376,7 +376,7 @@ struct linked {
     uintptr_t address, dynamic; // load bias; address of the dynamic section
     const char *name;           // a path, or "" for the program
     const void *map, *next, *other;
-    unsigned index, name_space; // index: from 1, MAX_LINKED if unknown; name_space: of dlmopen
+    unsigned index, name_space; // position in the list, from 1 (MAX_LINKED if unknown); namespace of dlmopen
     uintptr_t end;              // set by hook_linked_of, unless it is the program
     bool in_use;                // opened by the program, so it isn't unmapped meanwhile
 };

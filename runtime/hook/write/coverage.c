@@ -174,9 +174,9 @@ void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
                          reasons[i].launches, share);
     }
     if (!probed && !unprobed && launches)
-        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu of %s", launches,
-                 gpt_is_choosing() ? "kernels that -k and --filter leave out"
-                                   : "processes whose trace has no end, so nothing is known about them");
+        snprintf(line + size, sizeof(line) - (size_t)size, ", %lu %s", launches,
+                 gpt_is_choosing() ? "left out by -k or --filter"
+                                   : "in processes whose trace has no end, so nothing is known about them");
     else if (!probed && !unprobed)
         snprintf(line + size, sizeof(line) - (size_t)size, ": no launch was recorded");
     if (reasons[SHOWN].launches)

@@ -272,7 +272,7 @@ static void name_note(enum loss loss, char path[PATH_MAX]) {
 
 static const char *advice_of(enum loss loss) {
     return loss == LOSS_DROPPED  ? "; put 'gpt-hook run' right before that program"
-           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' behind it"
+           : loss == LOSS_RIGHTS ? " ignores LD_PRELOAD; put 'gpt-hook run' after it"
                                  : " cannot be watched";
 }
 

@@ -344,7 +344,7 @@ struct row_gpu {            // a row of a `gpu_times` record
 // Rows of one layout inside the chunk. A signal handler can make calls too, between any two instructions, so
 // a single instruction reserves a row. If the address that it returns isn't below `end`, the batch is full.
 // If a handler starts a new batch after that instruction but before the comparison, the old address may be
-// below the new `end`, and the thread then writes just behind the old batch. That's why there's a spare row
+// below the new `end`, and the thread then writes just after the old batch. That's why there's a spare row
 // after `end`.
 struct batch {
     unsigned char *next, *end;

@@ -224,7 +224,7 @@ def test_shared_memory_is_zeroed(thread, text):
         ("mov.u64 %size, 0x800000; st.bulk.weak.shared::cta [%at], %size, 0;", "SHARED"),
     ],
 )
-def test_zeroing_of_what_is_not_there(thread, text, fault):
+def test_zeroing_missing_code(thread, text, fault):
     with pytest.raises(RuntimeError, match=f"^{fault} "):
         thread.run(filled(text), bytes(48))
 

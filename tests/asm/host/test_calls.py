@@ -134,7 +134,7 @@ def test_several_results(thread):
         (".func free(.param .b64 a);", "P: .callprototype (.reg .u32 _, .reg .u32 _) _ ();", ""),
     ],
 )
-def test_ptxas_takes_and_refuses_the_same(thread, tmp_path, module, body, fault):
+def test_ptxas_accepts_and_refuses_the_same_forms(thread, tmp_path, module, body, fault):
     text = kernel(body, module)
     (tmp_path / "m.ptx").write_text(text)
     line = [cuda.tool("ptxas"), "-arch=sm_90", tmp_path / "m.ptx", "-o", "/dev/null"]
@@ -196,7 +196,7 @@ def test_arguments_have_the_types_of_parameters(tmp_path):
 REFUSED = 848  # out of 28 parameters times 38 arguments
 
 
-def test_an_array_that_is_too_small_is_no_argument(thread):
+def test_too_small_array_is_not_an_argument(thread):
     """The function would read beyond it."""
     module = ".func f(.param .align 8 .b8 x[64]) { ret; }\n"
     with pytest.raises(Faults) as caught:

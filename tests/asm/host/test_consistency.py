@@ -131,7 +131,7 @@ def test_pragmas_have_versions():
 
 
 @pytest.mark.full
-def test_ptxas_says_the_same(tmp_path):
+def test_ptxas_agrees(tmp_path):
     try:
         ptxas = cuda.tool("ptxas")
     except FileNotFoundError as error:

@@ -276,7 +276,7 @@ def test_expressions_of_floats(text, value):
 
 
 @pytest.mark.full
-def test_ptxas_says_the_same(tmp_path):
+def test_ptxas_agrees(tmp_path):
     try:
         ptxas = cuda.tool("ptxas")
     except FileNotFoundError as error:

@@ -75,7 +75,7 @@ def test_reason(text):
 
 
 @pytest.mark.full
-def test_ptxas_says_the_same(tmp_path):
+def test_ptxas_agrees(tmp_path):
     try:
         cuda.tool("ptxas")
     except FileNotFoundError as error:

@@ -101,7 +101,7 @@ def test_the_folder_of_a_process(tmp_path, capfd):
     ]
 
 
-def test_a_link_that_takes_the_place_of_the_folder_is_not_followed(tmp_path):
+def test_symlink_replacing_the_folder_is_not_followed(tmp_path):
     """In a group's folder, others can rename it and put a link there."""
     for name in ("trace", "other"):
         (tmp_path / name).mkdir()
@@ -156,7 +156,7 @@ def test_calls_of_a_process_in_order_of_time(tmp_path):
     ]
 
 
-def test_the_driver_is_said_to_be_there_once_and_before_what_it_loads(tmp_path):
+def test_driver_is_announced_once_before_its_loads(tmp_path):
     """Rows of calls are written later, and some programs call cuInit more than once."""
     rows = [forge.calls([(start, 1, 1, 0)]) for start in (10, 70)]
     segment = forge.trace(forge.api(1, "cuInit"), MODULE, sync(1), rows[0], sync(2), rows[1])
@@ -184,7 +184,7 @@ def test_memusage(tmp_path):
     assert max(int(line.split(" ")[2]) for line in found if line.startswith("[exec] probe-mem")) == 120
 
 
-def test_a_kernel_that_could_not_be_probed(tmp_path, capfd):
+def test_kernel_not_probed(tmp_path, capfd):
     reason = records.make("unprobed", function=2, launches=4, reason="the pipeline failed")
     status, (folder,) = write(tmp_path, forge.trace(MODULE, FUNCTION, reason), kernels="a:b", filter="copy")
     said = "gpt-neutrino: warning: -k a:b matches no kernel; the program looked up: _Z1kv\n"
@@ -212,7 +212,7 @@ def test_lost_records_are_reported(tmp_path):
     assert sum(line.startswith("[exec] save") for line in found) == 1
 
 
-def test_a_log_that_did_not_hold_all(tmp_path):
+def test_log_overflow(tmp_path):
     log = forge.probe_map("block_sched", type_="log", level="thread", capacity=2, n="u64")
     data = struct.pack("<Q", 5) + struct.pack("<QQ", 0, 8) + struct.pack("<QQ", 0, 9)
     found = lines(tmp_path, forge.trace(log, KERNEL, FUNCTION, LAUNCH[-1], forge.buffer(1, data)))
@@ -273,7 +273,7 @@ def test_no_process_used_the_driver(tmp_path, capfd):
     assert "no process used the CUDA driver" in capfd.readouterr().err
 
 
-def test_a_stream_that_is_torn(tmp_path, capfd):
+def test_torn_stream(tmp_path, capfd):
     broken = [*forge.trace(*LAUNCH, end=False), records.make("resume", back=7)]
     status, (folder,) = write(tmp_path, broken)
     assert status == 3
@@ -337,7 +337,7 @@ def test_names_with_line_feeds(tmp_path):
     assert line.split("  ")[5:] == ["q['\\n x']", "f", "a\\r b.py:7"]
 
 
-def test_a_probe_in_python_is_there_in_both_forms(tmp_path):
+def test_python_probe_exists_in_both_forms(tmp_path):
     text = """
 from neutrino import probe, Map
 import neutrino.language as nl

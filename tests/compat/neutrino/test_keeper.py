@@ -61,7 +61,7 @@ def test_a_kernel_with_probes(tmp_path):
     }  # fmt: skip
 
 
-def test_a_kernel_that_ptxas_refuses(tmp_path):
+def test_kernel_refused_by_ptxas(tmp_path):
     kept = tmp_path / "kept"
     texts(kept, original_ptx="whole")
     (kept_in(kept, "k", b"probed") / "ptxas.txt").write_text("ptxas fatal\n")
@@ -92,7 +92,7 @@ def test_an_image_in_a_file(tmp_path, size):
     assert find_kept(tmp_path / "kept", "other", 1, loaded) is None
 
 
-def test_an_image_that_is_not_the_one_in_the_trace(tmp_path):
+def test_image_differs_from_the_trace(tmp_path):
     """Either the driver linked the image, or the image is in a file and the trace has no digest of it. After exec(3),
     the numbers of modules start again.
     """

@@ -134,7 +134,7 @@ SUMS = {  # an analysis of ours, applied to what the script reads
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_our_analysis_says_the_same(name, tmp_path):
+def test_our_analysis_agrees(name, tmp_path):
     analysis, line, add_up = SUMS[name]
     segment, _ = make_trace(name, FIRST[name], 64)
     folder = folders.write(tmp_path, segment, TOOLS / f"{name}.toml", **{name: 8})
@@ -144,7 +144,7 @@ def test_our_analysis_says_the_same(name, tmp_path):
     assert verdicts["kernels"][0] == line.format(add_up(found))
 
 
-def test_our_block_sched_says_the_same(tmp_path):
+def test_our_block_sched_agrees(tmp_path):
     segment, _ = make_trace("block_sched", FIRST["block_sched"], 64)
     folder = folders.write(tmp_path, segment, TOOLS / "block_sched.toml", block_sched=16)
     (path,) = (folder / "result").iterdir()
@@ -154,7 +154,7 @@ def test_our_block_sched_says_the_same(tmp_path):
     assert rows["launches"][0]["blocks"] == len(found)
 
 
-def test_our_dmat_says_the_same(tmp_path):
+def test_our_dmat_agrees(tmp_path):
     segment, wanted = make_trace("dmat", FIRST["dmat"], 64)
     folder = folders.write(tmp_path, segment, TOOLS / "dmat.toml", dmat=16)
     (path,) = (folder / "result").iterdir()

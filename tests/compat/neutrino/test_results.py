@@ -50,7 +50,7 @@ def array(layout, blocks, threads, value):
     return b"".join(struct.pack("<Q", 1) + one.ljust(layout.stride * layout.capacity, b"\0") for one in found)
 
 
-def test_warps_that_are_whole_are_where_readers_of_neutrino_expect_them(tmp_path):
+def test_full_warps_are_where_readers_of_neutrino_expect_them(tmp_path):
     map_ = forge.probe_map("block_sched", **FIELDS)
     data = array(MapLayout(map_), 3, 96, lambda block, warp: struct.pack("<QII", 100 * block + warp, 7, block))
     write(tmp_path / "r.bin", map_, 3, 96, data, 16)
@@ -78,7 +78,7 @@ def test_parts_of_warps_come_last_and_are_read_in_their_place(tmp_path, threads,
     ]
 
 
-def test_fields_are_packed_and_a_record_is_as_large_as_it_is_declared(tmp_path):
+def test_fields_are_packed_and_record_has_declared_size(tmp_path):
     map_ = forge.probe_map("m", level="thread", low="u32", pad="u32", high="u64")  # ours is aligned
     data = array(MapLayout(map_), 2, 3, lambda block, thread: struct.pack("<IIQ", block, 0, thread))
     write(tmp_path / "r.bin", map_, 2, 3, data, 12)
@@ -100,7 +100,7 @@ def test_units_with_several_records(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [70, 64, 7])
-def test_a_log_has_room_for_the_unit_that_saved_most(tmp_path, threads):
+def test_log_has_room_for_the_largest_unit(tmp_path, threads):
     map_ = forge.probe_map("m", type_="log", capacity=1000, n="u64")
     warps = -(-threads // 32)
     entries = [(unit, 10 * unit + nth) for nth in range(4) for unit in range(5 * warps) if nth < unit % 5]

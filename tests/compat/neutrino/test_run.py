@@ -205,7 +205,7 @@ def test_code_that_the_driver_linked(tmp_path):
 
 
 @pytest.mark.full
-def test_a_kernel_in_which_the_probe_has_no_place(tmp_path):
+def test_kernel_without_probe_sites(tmp_path):
     done = run(tmp_path, "gpt-neutrino", "-p", "tensorop_count", "python", PROGRAM)
     assert (done.returncode, done.stdout) == (0, "max memory: 2048\n")
     folder = tmp_path / done.stderr.split()[-1]
@@ -256,7 +256,7 @@ def test_when_it_is_killed_itself(tmp_path):
 
 
 @pytest.mark.full
-def test_a_program_that_is_killed(tmp_path):
+def test_program_killed(tmp_path):
     done = run(tmp_path, "neutrino", "-p", "gmem_bytes", "python", PROGRAM, "kill")
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, f"max memory: 2048\n{BOTH}")
     assert len(done.stderr.splitlines()) == 1
@@ -285,7 +285,7 @@ def test_interrupts(tmp_path, which):
 
 
 @pytest.mark.full
-def test_an_interrupt_of_an_analysis_that_hangs(tmp_path):
+def test_interrupt_of_hanging_analysis(tmp_path):
     """The program has ended and its folder is complete, so the folder's line is printed."""
     (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(1000)\n")
     words = ["neutrino", "-p", "gmem_bytes", "--callback", "hang.py", "python", str(PROGRAM)]
@@ -329,7 +329,7 @@ def test_errors_are_reported_before_anything_runs(tmp_path, words, status, said)
 
 
 @pytest.mark.full
-def test_a_command_that_is_not_there(tmp_path):
+def test_missing_command(tmp_path):
     done = run(tmp_path, "neutrino", "-p", "dmat", "./absent", "-x")
     assert done.returncode == 127
     assert "absent" in done.stderr

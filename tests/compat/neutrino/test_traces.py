@@ -123,7 +123,7 @@ def test_results_of_gpt_neutrino_round_trip(tmp_path, map_, size, probe, threads
 
 
 @pytest.mark.parametrize("threads", [64, 70])
-def test_a_log_of_gpt_neutrino_comes_back_equal(tmp_path, threads):
+def test_log_of_gpt_neutrino_round_trips(tmp_path, threads):
     map_ = forge.probe_map("dmat", type_="log", level="thread", capacity=1000, clock="u64", addr="u64")
     entries = [(unit, 100 + unit + nth, 4096 * nth + 8) for unit in range(2 * threads) for nth in range(unit % 4)]
     data = struct.pack("<Q", len(entries)) + b"".join(struct.pack("<QQQ", *one) for one in entries)
@@ -165,7 +165,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("break_", "fact"), FAULTS)
-def test_a_result_that_cannot_be_read_is_lost_and_the_others_are_not(tmp_path, break_, fact):
+def test_unreadable_result_does_not_drop_others(tmp_path, break_, fact):
     data = folders.result((2, 1, 1), (64, 1, 1), (16, WARPS))
     folder = folders.neutrino(tmp_path / "t", folders.BLOCK_SCHED, data, data)
     break_(folder)
@@ -194,13 +194,13 @@ def test_without_a_log_there_are_results_and_the_only_kernel(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_folder_without_its_probe_file_says_so(tmp_path):
+def test_folder_without_probe_file_is_reported(tmp_path):
     folder = folders.neutrino(tmp_path / "t", "", folders.result((2, 1, 1), (64, 1, 1), (16, WARPS)))
     with pytest.raises(MissingError, match=r"no probe.toml, so nothing says what its records are"):
         gpt.trace.open(folder)
 
 
-def test_a_folder_of_nothing_says_so(tmp_path):
+def test_folder_without_gpu_code_is_reported(tmp_path):
     (tmp_path / "result").mkdir()
     (tmp_path / "event.log").write_text("[pid] 3\n[info] init success\n")
     with pytest.raises(GptError, match="nothing happened: no result, and no launch"):
@@ -285,7 +285,7 @@ def test_a_dmat_file(tmp_path, numbers):
             folders.answer(Dmat, tmp_path / "fig1.dmat")
 
 
-def test_of_a_dmat_file_that_is_cut_off_the_whole_clocks_count(tmp_path):
+def test_truncated_dmat_file_counts_complete_clocks(tmp_path):
     data = struct.pack("<3Q", 1, 2, 0x10000) + struct.pack("<2QQI", 7, 1, 0x10000, 3) + struct.pack("<2QQ", 9, 1, 0)
     (tmp_path / "fig1.dmat").write_bytes(data)
     done = run("dmat", "--json", tmp_path / "fig1.dmat")

@@ -57,7 +57,7 @@ def calls(tmp_path):
     return read
 
 
-def test_a_call_is_a_begin_an_end_and_what_other_lines_say_of_it(calls):
+def test_call_joins_its_begin_end_and_other_lines(calls):
     found, missing = calls(
         "=== a tracer ===",
         begin(6.0, "cuMemAlloc_v2"),
@@ -209,12 +209,12 @@ def test_omitted_lines_are_reported(line, fact, calls):
     assert ([row[0] for row in found], missing) == (["cuInit"] * 2, [fact])
 
 
-def test_a_thread_that_is_not_a_number(tmp_path):
+def test_thread_not_a_number(tmp_path):
     path = write(tmp_path / "t.jsonl", begin(1, "cuInit", [1]), end(2, "cuInit", 5.0, {"a": 1}))
     assert len(gpt.trace.open(path).calls()) == 1
 
 
-def test_a_file_that_is_cut(calls):
+def test_truncated_file(calls):
     found, missing = calls(GOOD, ending=b'{"ts": 2, "name": "cuI')
     assert (len(found), missing) == (1, ["line 2: cut off"])
     found, missing = calls(GOOD, ending=b'{"ts": 2, "name": "cuInit", "duration_us": 1}')
@@ -234,7 +234,7 @@ def test_a_byte_order_mark_and_other_ends_of_lines(tmp_path):
     assert (len(trace.calls()), trace.incomplete) == (2, [])
 
 
-def test_numbers_that_do_not_fit_are_none(calls):
+def test_out_of_range_numbers_are_ignored(calls):
     odd = {"size": 1 << 70, "ptr": "0xzz", "tid": -1, "grid": [1 << 40, "x"], "block": 3, "duration_us": -5, "pid": "a"}
     found, missing = calls(GOOD | odd | {"name": "cuLaunchKernel", "retval": "no"}, fields=("bytes", "grid_x", "to"))
     assert found == [("cuLaunchKernel", 1000, 1, 0, (1 << 32) - 1, 0)]
@@ -247,7 +247,7 @@ def test_names_are_text_whatever_they_hold(calls):
     assert [row[0] for row in found] == ['a"b\n\x1b[2J', "x" * 4096, "?"]
 
 
-def test_other_files_are_none_of_these(tmp_path):
+def test_other_files_are_not_accepted(tmp_path):
     assert is_lines(b'text\n{"a": 1, "ts": 5}\n') and is_lines(b'\xef\xbb\xbf{"ts":1}')
     assert is_lines(b'# {"kind":"header"}')
     others = [b'{"kind":"header","ts": 1}', b'{"traceEvents": [\n  {"ts": 1}', b'{"ts": 1}\0', b'{"kernels": []}']

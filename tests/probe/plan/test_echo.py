@@ -101,7 +101,7 @@ before = ".reg .u32 %n; add.u32 %n, %n, 3;"
     ]
 
 
-def test_an_address_that_the_instruction_overwrites_is_copied_before_it():
+def test_overwritten_address_is_copied_before_the_instruction():
     woven = echo(probe(LOADS))
     text = woven.data.decode().splitlines()
     load = text.index("@p1 LOAD8 r2 r2 8")
@@ -178,7 +178,7 @@ def test_the_stage_chooses_kernels_and_reports_faults():
     assert issubclass(MalformedError, GptError)
 
 
-def test_nothing_knows_of_it():
+def test_package_does_not_mention_the_back_end():
     """No file of the package mentions it, and it doesn't need the PTX back end."""
     for path in (ROOT / "gpt").rglob("*.py"):
         assert "EchoWeaving" not in path.read_text()

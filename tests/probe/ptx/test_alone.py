@@ -99,7 +99,7 @@ def test_debug_information_of_a_compiler(tmp_path, option):
     assert not left
 
 
-def test_a_position_that_only_another_kernel_has():
+def test_position_only_in_another_kernel():
     text = modules.module({"kernel1": ["inlined"]}, random.Random(1))
     alone = prune(scan_module(text.encode()), ["kernel1"]).decode()
     assert alone.count("inlined_at") == 1  # with its own position

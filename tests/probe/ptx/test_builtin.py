@@ -89,7 +89,7 @@ def opcodes(name, kernel=WAITING):
 
 @pytest.mark.parametrize("kernel", [WAITING, MASKED], ids=["waiting", "masked"])
 @pytest.mark.parametrize("name", ["sync_wait", "warp_ranges"])
-def test_the_clock_after_a_barrier_is_read_when_its_warp_goes_on(name, kernel):
+def test_clock_after_barrier_is_read_when_the_warp_continues(name, kernel):
     """On an H200, a clock read right after BAR.SYNC is read before the warp waits (tests/gpu/sync_wait.py). So there
     are two readings, and bits of the first are counted before the second.
     """

@@ -82,7 +82,7 @@ def test_unverified_probes_are_woven_unchanged(tmp_path):
         ("7.0 sm_52", "tanh.approx.f32 %f, %f;", "needs sm_75, and it is for sm_52"),
     ],
 )
-def test_a_module_that_is_too_old_for_a_probe_is_left_alone(head, snippet, reason, tmp_path):
+def test_module_too_old_for_a_probe_is_unchanged(head, snippet, reason, tmp_path):
     version, target = head.split()
     data = kernel("ld.global.u32 %r1, [%rd1];\nret;", HEAD.replace("8.0", version).replace("sm_90", target))
     file = simple("ld.global", f".reg .f32 %f; .reg .u64 %d;\n{snippet}")

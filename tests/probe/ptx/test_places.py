@@ -82,7 +82,7 @@ def test_the_end_of_a_line(tmp_path):
         ("tcgen05.ld", "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r1}, [%r2];", "tcgen05.wait::ld"),
     ],
 )
-def test_a_result_that_is_not_there_yet(position, instruction, waits):
+def test_result_not_written_yet(position, instruction, waits):
     for out in ("OUT", "OUT.x"):
         with pytest.raises(LeftAlone, match=f"has no OUT yet: its result is there after {waits}"):
             weave(kernel(f"{instruction}\nret;"), "k", [simple(position, f"mov.b32 %a, {out};", "after")])
@@ -97,7 +97,7 @@ def test_a_result_that_is_not_there_yet(position, instruction, waits):
 
 @pytest.mark.parametrize("body", ["L: bra L;", "trap;", "L: bar.sync 0; ld.global.u32 %r1, [%rd1]; bra L;"])
 @pytest.mark.parametrize("name", ["block_sched", "warp_sched", "gmem_bytes", "sync_wait"])
-def test_a_kernel_that_never_comes_to_its_end(body, name):
+def test_kernel_that_never_ends(body, name):
     with pytest.raises(LeftAlone, match=r"no probe (that saves )?applies to it"):
         weave(kernel(body), "k", [load_probes(find_probe(name))])
 
@@ -110,7 +110,7 @@ def test_probes_without_a_match_are_reported():
 
 
 @pytest.mark.parametrize("position", ["kernel:func:*", "func:*:kernel"])
-def test_a_function_that_is_the_kernel_matches_in_any_order(position, tmp_path):
+def test_function_equal_to_kernel_matches_in_any_order(position, tmp_path):
     file = simple(position, "mov.u32 %a, SMID;", "before")
     woven = check(kernel("ret;"), file, tmp_path=tmp_path)
     assert [(site.position, site.woven) for site in woven.sites if site.matched] == [("func:*", 1)]

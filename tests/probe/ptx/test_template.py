@@ -81,7 +81,7 @@ def test_branches_share_a_shape_wherever_they_go():
     assert len(found) == 4
 
 
-def test_messages_name_what_is_there():
+def test_messages_name_existing_choices():
     woven = weave(
         kernel("ld.global.u32 %r1, [%rd1];\nld.global.b64 %rd5, [%rd1];\nld.global.b64 %rd6, [%rd1];\nret;"),
         "k",
@@ -171,7 +171,7 @@ def test_a_name_of_a_probe_stays_its_own(word):
     assert [sum(line.endswith(end) for line in found) for end in (f"bra {label};", f"{label}:")] == [2, 2]
 
 
-def test_a_probe_says_nothing_that_is_not_ascii():
+def test_probe_messages_are_ascii():
     """If a probe's text weren't ASCII, part of it could be taken for a slot."""
     with pytest.raises(MalformedError, match="not ASCII"):
         simple("ld.global", 'mov.u32 %a, "\ue000";')

@@ -47,7 +47,7 @@ def test_addresses_in_registers_of_any_size(tmp_path):
     assert woven.sites[0].woven == 2 and "cvt.u32.u16" in text and len(re.findall(r"add\.u32 .*0\+", text)) == 2
 
 
-def test_a_guard_that_the_instruction_changes(tmp_path):
+def test_guard_changed_by_its_instruction(tmp_path):
     file = simple("setp", "mov.u32 %a, 1;", "after")
     woven = check(kernel("@%p1 setp.lt.u32 %p1, %r1, %r2;\nret;"), file, tmp_path=tmp_path)
     before, after = woven.data.decode().split("@%p1 setp")
@@ -65,7 +65,7 @@ def test_registers_of_other_types_and_sizes(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["u32", "b32", "f32"])
-def test_a_name_that_is_a_register_of_another_type_in_another_scope(other, tmp_path):
+def test_name_of_other_type_register_in_other_scope(other, tmp_path):
     """Inline assembly has such scopes: { .reg .f32 r0; .. }."""
     scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; mov.b32 r, %r1; }}"
     woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
@@ -73,7 +73,7 @@ def test_a_name_that_is_a_register_of_another_type_in_another_scope(other, tmp_p
 
 
 @pytest.mark.parametrize("other", ["b64", "pred", "v2 .f32"])
-def test_a_name_that_is_a_register_of_another_size_in_another_scope(other, tmp_path):
+def test_name_of_other_size_register_in_other_scope(other, tmp_path):
     scopes = f"{{ .reg .f32 r; add.f32 r, %f1, %f2; }} {{ .reg .{other} r; }} add.f32 %f3, %f1, %f2;"
     woven = check(kernel(f"{scopes} ret;"), simple("add.f32", "mov.b32 %a, OUT;", "after"), tmp_path=tmp_path)
     assert "'r', which is not a register of a plain type" in woven.misfits[0]
@@ -125,7 +125,7 @@ def test_helpers_read_packed_and_unpacked_values_of_mov(instruction, helper, mad
         ("call", "call f, ();", "IN1"),
     ],
 )
-def test_where_control_goes_is_not_an_operand(position, instruction, helper):
+def test_branch_target_is_not_an_operand(position, instruction, helper):
     with pytest.raises(LeftAlone, match=f"has no {helper}"):
         weave(kernel(f"{instruction}\nret;"), "k", [simple(position, f"cvt.u32.u64 %a, {helper};")])
 
@@ -193,7 +193,7 @@ def test_registers_of_a_byte_are_read_by_cvt(type_, tmp_path):
     assert not check(kernel(body), simple("cvt", "cvt.u32.u16 %a, IN1;", "after"), tmp_path=tmp_path).misfits
 
 
-def test_a_copy_that_fills_up_has_the_bytes_that_it_reads(tmp_path):
+def test_zero_filling_copy_has_the_bytes_it_reads(tmp_path):
     file = simple("cp.async.ca:cp.async.cg", "mov.u32 %a, BYTES;")
     for operands, expected in {
         "16": "mov.u32 %gpt_0_a, 16;",

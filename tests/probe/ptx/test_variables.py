@@ -208,7 +208,7 @@ def test_debug_information_names_no_variable(tmp_path):
 TAKEN = "mov.u64 %rd1, c; cvta.const.u64 %rd2, %rd1; add.s64 %rd3, %rd2, 8; ld.u32 %r1, [%rd3];"
 
 
-def test_a_constant_that_is_read_by_its_generic_address(tmp_path):
+def test_constant_read_by_generic_address(tmp_path):
     check(kernel(TAKEN, ".const .u32 c;"), tmp_path)
 
 

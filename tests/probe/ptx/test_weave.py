@@ -20,7 +20,7 @@ from tests.probe.ptx.woven import HEAD, SAVES, assembled, check, half_written, k
 from tests.tiers import every
 
 
-def test_parameters_go_behind(tmp_path):
+def test_added_parameters_come_last(tmp_path):
     data = kernel(
         "ret;", params=".param .u32 a, .param .align 16 .b8 b[20], .param .u8 c, .param .u64 .ptr .align 256 d"
     )
@@ -171,7 +171,7 @@ def test_names_of_probes_never_meet(tmp_path):
     check(kernel("$gpt1_L: ld.global.u32 %r1, [%rd1];\nret;"), file, jumps, tmp_path=tmp_path)
 
 
-def test_a_program_that_has_all_names_that_a_probe_might(tmp_path):
+def test_program_uses_all_probe_names(tmp_path):
     taken = " ".join(f"gpt{n or ''}_ 98765432{n:03}" for n in range(1001))
     woven = check(kernel(f"// {taken}\nret;"), simple("kernel", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
     assert "%gpt1001_0_a" in woven.data.decode()
@@ -206,7 +206,7 @@ def test_every_way_to_save(level, cap, position, count, tmp_path):
         assert woven.maps[0].capacity == (0 if count else {"1": 1, "5": 5}.get(cap, ((64 << 20) - rooms.HEAD) // 32))
 
 
-def test_a_warp_that_is_left_out_takes_one_branch(tmp_path):
+def test_excluded_warp_takes_one_branch(tmp_path):
     text = (
         '[probe.x]\nposition = "ld.global"\nlevel = "thread"\n{sample}before = """.reg .u64 %a;\n'
         'add.u64 %a, BLOCK, 1;\nSAVE [m] {{%a}};"""\n[map.m]\nlevel = "thread"\ndata = {{a = "u64"}}\n'
@@ -286,7 +286,7 @@ def test_labels_of_a_snippet_that_computes_with_its_registers_alone(snippet, tmp
     check(kernel("ld.global.u32 %r1, [%rd1];\nld.global.u32 %r2, [%rd1+4];\nret;"), file, tmp_path=tmp_path)
 
 
-def test_a_kernel_that_is_declared_first_gets_its_parameters_there_too(tmp_path):
+def test_kernel_declared_first_gets_parameters_in_declaration(tmp_path):
     entry = ".visible .entry k(.param .u64 p)"
     data = kernel("ld.global.u32 %r1, [%rd1];\nret;").replace(entry.encode(), f"{entry};\n{entry}".encode())
     check(data, simple("ld.global", "mov.u32 %a, SMID;"), tmp_path=tmp_path)
@@ -313,7 +313,7 @@ def test_python_probes(tmp_path):
     check(kernel("@%p1 ret;\nret;"), file, tmp_path=tmp_path)
 
 
-def test_a_name_of_python_that_only_branches_set_is_not_kept():
+def test_python_name_set_only_in_branches_is_not_kept():
     from gpt.probe.read.python import compile_python
 
     file = compile_python(
@@ -370,7 +370,7 @@ def test_functions_with_probes_get_a_parameter(tmp_path):
     assert text.count("selp.u32") == text.count("st.local.b64") > 3  # the predicate goes with the counter
 
 
-def test_a_function_whose_address_is_taken_gets_no_probe():
+def test_address_taken_function_gets_no_probe():
     text = FUNCTIONS.replace(b"ret;\n}\n.func (.param .b32 r) pure", b"ret;\n}\n.func (.param .b32 r) pure")
     text = text.replace(
         b"    .reg .b32 %r<3>;\n    {", b"    .reg .b32 %r<3>; .reg .b64 %f;\n    mov.u64 %f, leaf;\n    {"
@@ -386,7 +386,7 @@ def test_function_that_another_kernel_calls():
         weave(data, "k", [simple("ld.global", "mov.u32 %a, 1;")])
 
 
-def test_a_function_whose_arguments_vary_in_number(tmp_path):
+def test_function_with_variable_arguments(tmp_path):
     """An array without a size must be the last parameter, so none can be added after it."""
     text = f"""{HEAD}.func (.param .b32 r) sum(.param .b32 n, .param .align 8 .b8 va[])
 {{ .reg .b32 %r; .reg .b64 %rd; mov.u64 %rd, va; ld.global.u32 %r, [%rd]; st.param.b32 [r], %r; ret; }}
@@ -419,7 +419,7 @@ ALIAS_CALL = "{{ .param .b32 a; .param .b32 r; st.param.b32 [a], x0; call (r), {
 @pytest.mark.parametrize(
     "names", [["second"], ["second", "first"], ["between"], ["second", "third", "between", "first"]]
 )
-def test_a_function_that_has_another_name(tmp_path, names):
+def test_function_with_other_name(tmp_path, names):
     """The parameter is added to its prototypes and calls under both names, even if two kernels call it."""
     text = ALIASED.replace("CALLS", "".join(map(ALIAS_CALL.format, names))).encode()
     for entry in ("k", "other"):
@@ -432,7 +432,7 @@ def test_a_function_that_has_another_name(tmp_path, names):
         assert woven.data.decode().count("%gpt_state //@") + woven.data.decode().count("%gpt_state) //@") >= calls
 
 
-def test_a_function_that_is_named_like_an_instruction(tmp_path):
+def test_function_named_like_an_instruction(tmp_path):
     """Debug builds have functions such as sin, which calls sin.approx."""
     text = f"""{HEAD}.func (.reg .f32 r) sin(.reg .b64 p) {{ ld.global.f32 r, [p]; ret; }}
 .func (.param .f32 r) cos(.param .b64 p)

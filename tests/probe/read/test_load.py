@@ -99,7 +99,7 @@ def test_the_second_generation(tmp_path):
     assert access.level == "thread"
 
 
-def test_types_of_registers_that_nobody_declares(tmp_path):
+def test_undeclared_registers_have_no_type(tmp_path):
     text = """[map.m]
 type = "total"
 data = {n = "u64", least = "f32", now = "u64"}
@@ -199,7 +199,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         ("x = 3\n" + P + "before = ''", 1, "unknown key 'x'", MalformedError),
         ('[p]\nposition = "line:f.cu"\nbefore = ""', 2, "position 'line:f.cu' lacks a part", MalformedError),
         ('[p]\nposition = "ld.:st"\nbefore = ""', 2, "position 'ld.' is not an opcode", MalformedError),
-        (Q + "before = ''\n[other]\nposition = ''", 4, "table 'other' beside", MalformedError),
+        (Q + "before = ''\n[other]\nposition = ''", 4, "table 'other' is neither", MalformedError),
         (Q + "after = 'SAVE.u64 {1};'", 3, "SAVE names no map", GptError),
         ("[map.m]\ndata = ['u64']\n", None, "no probe in it", GptError),
         ("[map.m]\ndata = ['u64']\n[probe.p]\n[probe.q]\n", 3, "probe 'p': needs one position", MalformedError),
@@ -209,7 +209,7 @@ Q = '[probe.p]\npos = "kernel"\n'
         ("[map.m]\nlevel = 'warp'\ndata = {a = 'x'}\n" + Q + "after = ''", 3, "has no valid type", MalformedError),
         ("[map.m]\ntype = 'hash'\ndata = ['u64']\n" + Q + "after = ''", 2, "type 'hash' is not one of array", GptError),
         ("[map.m]\nsize = 4\ndata = ['u64']\n" + Q + "after = ''", 1, "8 bytes of fields in a record of 4", GptError),
-        ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "a budget beside a fixed capacity", GptError),
+        ("[map.m]\ndata = ['u64']\nbudget = 9\n" + Q + "after = ''", 1, "both a budget and a fixed capacity", GptError),
         (LOG + "9" * 30 + "\n" + Q + "after = ''", 1, "a budget of 9", GptError),
         (LOG + "2559\n" + Q + "after = ''", 1, "a budget of 2559 bytes; it may be from 2560 to 34359738368", GptError),
         (LOG + f"{(1 << 35) + 1}\n" + Q + "after = ''", 1, "a budget of 34359738369 bytes; it may be", GptError),
@@ -250,7 +250,7 @@ def test_refusals_name_file_and_line(text, line, fact, kind, tmp_path):
     assert "\n" not in error.value.fact
 
 
-def test_files_that_are_not_there_or_are_no_text(tmp_path):
+def test_missing_or_binary_files(tmp_path):
     with pytest.raises(MissingError, match="no such probe file"):
         find_probe(str(tmp_path / "none.toml"))
     with pytest.raises(MissingError, match="no such probe file"):
@@ -311,7 +311,7 @@ def test_a_message_is_one_line_whatever_it_quotes(text):
     assert error.value.fact.isprintable()
 
 
-def test_a_callback_is_a_file_beside_the_probe_or_the_built_in_ones(tmp_path, monkeypatch):
+def test_callback_is_found_next_to_the_probe_or_built_in(tmp_path, monkeypatch):
     text = 'callback = "{}"\n[m]\nposition = "kernel"\ndatamodel = "warp:8"\nbefore = "SAVE.u64 {{CLOCK}};"\n'
     (tmp_path / "built").mkdir()
     monkeypatch.setattr(load, "BUILTIN", tmp_path / "built")
@@ -378,13 +378,13 @@ def end():
         ('leader = "first"', "leader 'first' is not one of active, lane0, all"),
     ],
 )
-def test_a_total_that_contradicts_itself(tmp_path, keys, fact):
+def test_inconsistent_total(tmp_path, keys, fact):
     with pytest.raises(GptError, match=fact):
         read(TOTAL.format(keys), tmp_path)
 
 
 @pytest.mark.parametrize("key", ['min = ["a"]', "counts = false", 'leader = "all"'])
-def test_an_array_has_no_such_keys(tmp_path, key):
+def test_array_rejects_keys_of_totals(tmp_path, key):
     with pytest.raises(GptError, match="total"):
         read(TOTAL.format(key).replace('"total"', '"array"'), tmp_path)
 
@@ -421,7 +421,7 @@ def test_the_bins_of_a_histogram(tmp_path):
         ('min = ["a"]', "'min' is for totals"),
     ],
 )
-def test_a_histogram_that_contradicts_itself(tmp_path, keys, fact):
+def test_inconsistent_histogram(tmp_path, keys, fact):
     with pytest.raises(GptError, match=fact):
         read(HISTOGRAM.format(keys), tmp_path)
 
@@ -470,7 +470,7 @@ def test_the_slots_of_a_table(tmp_path):
         ('data = {a = "u32", b = "u16", c = "u64"}\nkey = ["a"]', "the fields of a table have 4 or 8 bytes"),
     ],
 )
-def test_a_table_that_contradicts_itself(tmp_path, keys, fact):
+def test_inconsistent_table(tmp_path, keys, fact):
     with pytest.raises(GptError, match=fact):
         read(TABLE.format(keys), tmp_path)
 

@@ -102,7 +102,7 @@ def test_compiled_code_saves_the_expected_records():
     assert result("if a > 7: pass\nelse: record.save(a, 0, 1)", a=7)[1] == [(7, 0, 1)]
 
 
-def test_an_operand_is_saved_as_what_it_is():
+def test_operand_is_saved_with_its_type():
     (save,) = compiled("record.save(nl.in2, nl.in2, 1)").probes[0].before.saves
     assert save.values[:2] == (tree.Name("IN2"), tree.Name("IN2"))
 

@@ -55,7 +55,7 @@ def marks(file):
     return [(*save.mark, [str(value) for value in save.values], save.guard and str(save.guard)) for save in saves]
 
 
-def test_names_get_numbers_in_the_order_in_which_they_occur():
+def test_names_are_numbered_in_order_of_appearance():
     file = read()
     assert marks(file) == [
         ("begin", "TMA wait, ä; {{", ["CLOCK", "SMID", "0", "0"], None),
@@ -70,7 +70,7 @@ def test_names_get_numbers_in_the_order_in_which_they_occur():
     ]  # fmt: skip
 
 
-def test_show_prints_the_same():
+def test_show_round_trips():
     file = read()
     again = parse_toml(to_toml(file), "p.toml")
     assert marks(again) == marks(file) and again.maps[0].ranges == file.maps[0].ranges

@@ -131,7 +131,7 @@ def agreed(tmp_path, case, probe):
         full("reduction-2x256-5", "warp_sched", ["block"]),
     ],
 )
-def test_buffers_hold_the_same(tmp_path, name, probe, fields):
+def test_buffers_are_equal(tmp_path, name, probe, fields):
     case = CASES[NUMBERS[name]]
     try:
         made = running.woven(case, probe)
@@ -157,7 +157,7 @@ def test_buffers_hold_the_same(tmp_path, name, probe, fields):
         ],
     ),
 )
-def test_totals_hold_the_same(tmp_path, name, kind):
+def test_totals_are_equal(tmp_path, name, kind):
     """Totals of every kind are compared, with one writer per unit or many: stores, atomics, and sums over lanes."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     level = "thread" if kind in ("numbers", "rows") else kind.removesuffix("s") if kind != "floats" else "block"
@@ -167,7 +167,7 @@ def test_totals_hold_the_same(tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("name", [full("reduction-2x256-5"), full("blockwide-2x160-5")])
-def test_addresses_of_shared_memory_are_the_same(tmp_path, name):
+def test_shared_memory_addresses_are_equal(tmp_path, name):
     """Each lane's address in each access is compared. On the simulated device, the shared memory window begins
     elsewhere.
     """
@@ -213,7 +213,7 @@ SAVE [m] {{BLOCK, WARPID, %none}};'''
 
 
 @pytest.mark.parametrize(("name", "sample"), [full("groups-2x50-5", "block/2"), full("reduction-2x256-5", "warp/3")])
-def test_samples_hold_the_same(tmp_path, name, sample):
+def test_samples_are_equal(tmp_path, name, sample):
     """Blocks or warps that aren't sampled jump over one of two probes. The other probe still gets its values."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(SAMPLED.format(sample=sample))
@@ -256,7 +256,7 @@ SAVE [m] {%even, %near, %far, %short, %part, %wide, TIME, %lane};'''
 
 
 @pytest.mark.parametrize("name", ["groups-2x50-5", full("votes-2x96-5")])
-def test_entries_of_a_log_hold_the_same(tmp_path, name):
+def test_log_entries_are_equal(tmp_path, name):
     """Each way to store a log's values is compared: at equal distances, as distances of 32 and 64 bits, and lane by
     lane.
     """
@@ -299,7 +299,7 @@ add.u32 %n, %n, 1;'''
 
 
 @pytest.mark.parametrize("name", ["reduction-2x256-5"])
-def test_rings_hold_the_same(tmp_path, name):
+def test_rings_are_equal(tmp_path, name):
     """Each warp passes 4 barriers, so it makes 8 records and keeps 3 of them."""
     case, probe = CASES[NUMBERS[name]], tmp_path / "probe.toml"
     probe.write_text(RINGS)

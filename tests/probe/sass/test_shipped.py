@@ -51,14 +51,14 @@ def test_it_is_current():
 
 
 @pytest.mark.full
-def test_a_new_file_is_the_same(tmp_path):
+def test_new_file_is_identical(tmp_path):
     """The file has no leftovers from an older ptxas or from older code."""
     snippets.build(tmp_path / "new")
     assert (tmp_path / "new").read_bytes() == FILE.read_bytes()
     assert Shipped().keys() == collect(count=False) | collect(count=True)
 
 
-def test_bodies_that_are_known_are_not_compiled_again(no_ptxas, monkeypatch, tmp_path):
+def test_cached_bodies_are_not_compiled_again(no_ptxas, monkeypatch, tmp_path):
     (tmp_path / "sched.toml").write_text((snippets.PROBES / "block_sched.toml").read_text())
     monkeypatch.setattr(snippets, "PROBES", tmp_path)
     path = tmp_path / "snippets"
@@ -113,7 +113,7 @@ def test_other_probes_say_once_that_they_need_one(no_ptxas, monkeypatch, tmp_pat
     assert not capfdbinary.readouterr().err
 
 
-def test_a_build_without_ptxas_says_so(monkeypatch, tmp_path, capsys, no_ptxas):
+def test_build_without_ptxas_is_reported(monkeypatch, tmp_path, capsys, no_ptxas):
     monkeypatch.setattr("sys.argv", ["snippets", str(tmp_path / "file")])
     assert snippets.main() == 0
     assert capsys.readouterr().err.startswith("snippets: warning: no probe is compiled, so gpt-sass-probe will need")

@@ -20,7 +20,7 @@ def stalls(*words):
     return [control_of(word).stall for word in found]
 
 
-def test_a_result_that_is_read_behind_an_r2ur_gets_time():
+def test_result_read_after_r2ur_gets_time():
     assert stalls(PRODUCT, UNIFORM, SUM) == [1, 6, 5]
     assert stalls(PRODUCT, UNIFORM, OTHER, SUM) == [1, 2, 4, 5], "in front of the word that reads it"
     assert stalls(PRODUCT, UNIFORM, OTHER) == [1, 2, 1], "it isn't read"
@@ -37,7 +37,7 @@ def test_other_stalls_are_as_ptxas_left_them():
     assert stalls(UNIFORM, copy, SUM) == [2, 1, 5]
 
 
-def test_a_result_that_the_next_of_its_unit_announces_has_its_barrier():
+def test_result_announced_by_the_next_instruction_has_its_barrier():
     """ptxas only waits for FLO, because POPC's result arrives earlier."""
     barriers = [control_of(word).write_barrier for word in announce([BITS, LEADING], TABLE)[0]]
     assert barriers == [0, 0]

@@ -79,7 +79,7 @@ def test_each_block_has_a_begin_and_an_end(name):
 
 
 @pytest.mark.parametrize("name", [full("reduction-2x256-5"), "groups-2x50-5", full("products-2x64-5")])
-def test_a_launch_that_repeats_adds_to_what_is_there(name):
+def test_repeated_launch_adds_to_existing_values(name):
     """The lowest bit of a buffer's address requests accumulation: bytes double, and a block's
     clocks cover both runs.
     """
@@ -124,7 +124,7 @@ def test_where_uniform_registers_are_short_others_hold_them():
 
 
 @pytest.mark.parametrize("change", ["is left out", "is another's", "comes from elsewhere"])
-def test_a_uniform_register_that_does_not_come_back_is_found(change, monkeypatch):
+def test_unrestored_uniform_register_is_found(change, monkeypatch):
     restore = glue.restore_uniform
 
     def spoil(uniform, source):
@@ -159,7 +159,7 @@ def test_bulk_copies():
     assert all(matched == woven for matched, woven in sites(made).values())
 
 
-def test_a_guard_counts_the_lanes_for_which_it_holds():
+def test_guard_counts_lanes_where_it_is_true():
     """The last warp of `groups` with 50 threads has 18 lanes."""
     _, (found,) = check("groups-2x50-5", probing.by_warp())
     assert [(count, record["read"]) for count, (record,) in found] == [(32, 128), (18, 72)] * 2

@@ -144,7 +144,7 @@ def test_a_forgotten_wait_is_garbage(cubins):
     assert different >= waits // 2
 
 
-def test_a_stall_that_is_too_short_is_noticed(cubins):
+def test_too_short_stall_is_found(cubins):
     case = case_of("arithmetic")
     cubin = cubins[case.file]
 

@@ -1,4 +1,4 @@
-// Run by test_where_such_nodes_may_be in tests/runtime/test_sim_graph_memory.py.
+// Run by test_node_placement_restrictions in tests/runtime/test_sim_graph_memory.py.
 
 #include "graph_memory.h"
 
