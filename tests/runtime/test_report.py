@@ -217,7 +217,7 @@ def test_uncreatable_trace_does_not_blame_another_program(tmp_path):
         (
             "assert(!seteuid(65534));",
             "gpt-hook: warning: nothing was recorded from {program}, which leaves started: a program that is started "
-            "with the rights of another user ignores LD_PRELOAD; put 'gpt-hook run' behind it",
+            "with the rights of another user ignores LD_PRELOAD; put 'gpt-hook run' after it",
         ),
     ],
 )
