@@ -327,6 +327,16 @@ def test_runtime_is_found_by_its_variable(tmp_path):
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_where_proc_is_not_mounted(tmp_path):
+    hidden = f"mount -t tmpfs none /proc && exec {hooked.runtime()}/gpt-hook run -o {tmp_path}/t.mp true"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", hidden], capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this container forbids mounts")
+    said = "gpt-hook: error: libgpthook.so: can't be searched for: /proc isn't mounted; set GPT_RUNTIME\n"
+    assert (done.returncode, done.stderr) == (4, said)
+
+
 def test_force_deletes_nothing_of_another_user(tmp_path):
     if os.geteuid():
         pytest.skip("only root makes files of other users")
