@@ -202,9 +202,10 @@ def test_the_next_chunk_is_made_before_a_launch_needs_it(tmp_path):
 # The file
 
 
-def test_a_trace_is_its_owners(tmp_path):
+@pytest.mark.parametrize("mask", [0, 0o777, 0o400])
+def test_a_trace_is_its_owners(tmp_path, mask):
     program = hooked.compile_c(tmp_path / "client", LOOP)
-    assert hooked.run(tmp_path / "t.mp", program, "1", preexec_fn=lambda: os.umask(0)).returncode == 0
+    assert hooked.run(tmp_path / "t.mp", program, "1", preexec_fn=lambda: os.umask(mask)).returncode == 0
     assert (tmp_path / "t.mp").stat().st_mode & 0o777 == 0o600
 
 
