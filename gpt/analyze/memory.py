@@ -276,7 +276,7 @@ def _make_sites(found: list[Pieces], names: list[_Names]) -> Record:
                 sums[key] += np.array(_sums(pieces, group == number, None))
     order = sorted(sums, key=lambda key: (*-sums[key[0], None][[4, 2]], key[0], *-sums[key][[4, 2]], key[1] or ""))
     rows = [(*key, _site(*key), *sums[key]) for key in order]
-    drawn = plot("bars", "site", "at_peak", title="GPU memory at its peak, by who asked for it")
+    drawn = plot("bars", "site", "at_peak", title="GPU memory at its peak, by the code that allocated it")
     lines = ["GPU and host memory together"] if not all(pieces.on_gpu.all() for pieces in found) else []
     lines += [f"'peak' and 'at GPU peak' are summed over {len(found):,} processes"] if len(found) > 1 else []
     return make_answer("sites", SITES_OF, rows, lines, top=TOP, plots=[drawn])

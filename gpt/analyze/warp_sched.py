@@ -127,7 +127,7 @@ class WarpSched(MapAnalysis):
         told = (
             f"{amount(warps, 'warp')} of {amount(len(self._runs), 'launch')}, {shared.count(SHARED):,} sharing the GPU"
         )
-        told += f"; tail: {100 * sum(tails) / len(tails):.1f} % of a launch in the mean" if tails else ""
+        told += f"; tail: {100 * sum(tails) / len(tails):.1f} % of a launch on average" if tails else ""
         yield make_answer("kernels", KERNELS, rows, [told, *verdict], top=TOP)
         listed = zip(self._runs[:MOST_LAUNCHES], shared, strict=False)
         more = len(self._runs) - MOST_LAUNCHES

@@ -32,6 +32,7 @@ class State(NamedTuple):
     pending: frozenset[tuple[int, int, int]]  # (registers, cycles left, part)
     meetings: tuple[int, ...]  # barriers of BSSYs whose BSYNC is still to come
     part: int  # part of the previous instruction; KERNEL at the beginning
+    awaited: int = 0  # barriers that some word of the trampoline has awaited
 
 
 def join(one: State | None, other: State) -> State | None:
@@ -49,6 +50,7 @@ def join(one: State | None, other: State) -> State | None:
         one.pending | other.pending,
         one.meetings,
         one.part if one.part == other.part else KERNEL,
+        one.awaited & other.awaited,
     )
 
 

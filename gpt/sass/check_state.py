@@ -10,7 +10,7 @@ For each of its instructions, the following is known (State):
   else makes it so: saving is proven, not assumed. A uniform register that the kernel names must be in a copy before a
   snippet writes it, and be restored before the kernel's code runs, live or not, because another lane may need it.
 - `kernel` and `ours`: what's in flight, by scoreboard, from the kernel and from the snippet that runs.
-- `pending`: results of fixed latency that haven't arrived.
+- `pending`: results of fixed latency that haven't arrived. `awaited`: all barriers that words have waited for.
 - `meetings`: BSSYs whose BSYNC is still to come.
 
 Wherever the kernel's own code runs, in a moved instruction or after the trampoline, every live register must be `own`,
@@ -64,6 +64,7 @@ class TrampolineCheck:
         self.faults: list[Fault] = []
         self.persistent = pack(around.declaration.persistent)
         self.back = trampoline.sources[-1] + 1
+        self._site_waits = around.original.code.controls.waits[trampoline.sources[0]]
         self.ends: list[State] = []
 
     def run(self) -> list[Fault]:
@@ -119,8 +120,8 @@ class TrampolineCheck:
             if isinstance(part, Inserted):
                 self._enter(index, number, part, state)
             state = state._replace(ours=NOTHING, part=number, meetings=())
-        if self.code.controls.waits[index] and state.kernel != NOTHING:
-            state = state._replace(kernel=release(state.kernel, self.code, index))
+        if waits := self.code.controls.waits[index]:
+            state = state._replace(kernel=release(state.kernel, self.code, index), awaited=state.awaited | waits)
         return self._move(index, part, state) if isinstance(part, Moved) else self._insert(index, part, number, state)
 
     def _word(self, index: int) -> WordFacts:
@@ -146,7 +147,7 @@ class TrampolineCheck:
         if word.is_forbidden:
             self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
             return ()
-        own, defined, copies, flight, ours, pending, meetings, _ = state
+        own, defined, copies, flight, ours, pending, meetings, _, awaited = state
         usable_at_site, next_live = self._facts_of(number)
         if named & self._beyond or written & STACK_POINTER:
             self._fault(index, "count", named & self._beyond, "is beyond the register count")
@@ -156,7 +157,8 @@ class TrampolineCheck:
             self._fault(index, "shared", shared & ~kept, "is named by the kernel, and other lanes may need it")
         if flight is not NOTHING:
             arriving, busy = self._find_busy(flight)
-            if late := read & (arriving | flight.late & ~usable_at_site) | written & busy:
+            missing = flight.late & ~usable_at_site if not self._site_waits & ~awaited else flight.late
+            if late := read & (arriving | missing) | written & busy:
                 self._fault(index, "in flight", late, "is still being read or written")
         for mask, _, other in pending:
             if other != number and mask & named:
@@ -179,7 +181,7 @@ class TrampolineCheck:
             ours = issue(ours, self.code, index)
         pending = pass_time(pending, number, written, word.stall, word.fresh)
         defined |= written if part.guard is None else 0
-        state = State(own, defined, copies, flight, ours, pending, meetings, number)
+        state = State(own, defined, copies, flight, ours, pending, meetings, number, awaited)
         if word.flows or meetings:
             return self._follow(index, part, state)
         return ((index + 1, state),)
@@ -191,10 +193,7 @@ class TrampolineCheck:
         return self._busy[1:]
 
     def _facts_of(self, number: int) -> tuple[int, int]:
-        """Return two sets for a part. The first one has the registers that the first moved instruction reads and no
-        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
-        kernel's next instruction.
-        """
+        """Return two sets for a part: `_usable_at_site`, and the registers live at the kernel's next instruction."""
         found = self._facts.get(number)
         if found is None:
             following = self._next_source(number)
@@ -203,7 +202,7 @@ class TrampolineCheck:
         return found
 
     def _usable_at_site(self, number: int) -> int:
-        """Return the registers that the first moved instruction reads and no moved instruction wrote."""
+        """Return what the first moved instruction reads and no moved one wrote; it arrives once its barriers do."""
         code = self.around.original.code
         found = code.masks[self.trampoline.sources[0]].reads
         for part in self.trampoline.parts[:number]:

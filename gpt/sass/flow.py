@@ -41,9 +41,9 @@ from gpt.sass.masks import EVERY_REGISTER, STARTS, WIDTHS, pack, unpack
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, NO_BARRIER
 
-# Their results don't need barriers, so the table may not say that their latency varies, but their operands do. Those of
-# HGMMA are announced by WARPGROUP.DEPBAR, which isn't followed.
-_LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"HGMMA", "IGMMA", "BGMMA", "QGMMA"}
+# Their results need no barriers, so the table may not say that their latency varies, but their operands do. For
+# HGMMA, WARPGROUP.DEPBAR announces them, which isn't followed. BAR may have its number in a register.
+_LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"BAR", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
 _HELD = ~(127 << STARTS.P | 127 << STARTS.UP)  # predicates are read when an instruction issues
 _MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
 _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state has one set per barrier and so on

@@ -116,7 +116,7 @@ RUNS: dict[str, Keys] = {
         "threads": ("[u64]", "thread that created it, or made the captured call; 0 if unknown"),
         "calls": ("[u64]", "start of that call, whose row may be missing; 0 if unknown"),
         "early": ("[u64]", "1 if the graph lets it begin before the node before it ends; here it waited"),
-        "begins": ("[u64]", "when it could begin, in the unit of time stamps after begin"),
+        "begins": ("[u64]", "when it could begin, counted from begin, in the unit of time stamps"),
         "durations": ("[u64]", "time from then to its end, in the unit of time stamps"),
     },
     "untimed": {

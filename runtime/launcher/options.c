@@ -234,7 +234,7 @@ static void check_rate(const char *option, const char *text) {
     char *end;
     unsigned long hertz = strtoul(text, &end, 10);
     if (strspn(text, "0123456789") != strlen(text) || end == text || hertz < 1 || hertz > MOST_HERTZ)
-        fail(USAGE, option, "'%s' is no number from 1 to %d", text, MOST_HERTZ);
+        fail(USAGE, option, "'%s' isn't a number from 1 to %d", text, MOST_HERTZ);
 }
 
 // Reject options that make no sense, before anything is written.

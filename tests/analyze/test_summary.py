@@ -489,7 +489,7 @@ def test_tables_fit_the_terminal_and_names_are_readable(tmp_path):
         lines = text.splitlines()
         assert max(map(len, lines)) <= width
         assert any(line.startswith("no room for") for line in lines) == (width == 60)
-        assert "    python3 'a b.py'" in lines  # on a line of its own, not beside the numbers
+        assert "    python3 'a b.py'" in lines  # on a line of its own, not next to the numbers
         if width > 60:
             assert any("matmul<float>" in line and "1.00us" in line for line in lines)
         assert f"incomplete: no end of process 77: {NO_END}" in " ".join(text.split())

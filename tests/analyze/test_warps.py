@@ -74,7 +74,7 @@ def test_the_tail_is_a_share_of_the_launch():
     quarter, none = [(8000, 8750), (8000, 9000)], [(20_000, 20_100)]
     found = ask("warp_sched", trace(quarter, none))
     assert [row["tail_share"] for row in found.rows["launches"]] == [25, 0]
-    assert "tail: 12.5 % of a launch in the mean" in found.verdicts["kernels"][0]
+    assert "tail: 12.5 % of a launch on average" in found.verdicts["kernels"][0]
 
 
 def test_launch_without_saved_warps():

@@ -88,9 +88,9 @@ grep -q "^runtime  *$PWD/many/lib/python3.3/site-packages/gpt/_runtime/libgpthoo
 # An editable package runs the files of the checkout.
 builder/bin/pip install --no-build-isolation -e tree
 works "$PWD/builder/bin/gpt-hook" "$PWD/tree/gpt/_runtime"
-printf '#!/bin/sh\necho "the one beside it"\n' >builder/bin/gpt-asm # and not the one of tree/bin, which has no .venv
+printf '#!/bin/sh\necho "the one next to it"\n' >builder/bin/gpt-asm # and not the one of tree/bin, which has no .venv
 builder/bin/gpt-hook check >check.txt || test $? = 1
-grep -q '^ptxas  *the one beside it' check.txt
+grep -q '^ptxas  *the one next to it' check.txt
 sed -i 's/^  Cut the GPU code/  Cut out the GPU code/' tree/bin/gpt-debloat
 builder/bin/gpt-debloat --help | grep -q '^  Cut out the GPU code'
 rm tree/gpt/_runtime/gpt-hook

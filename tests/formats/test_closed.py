@@ -60,6 +60,24 @@ def test_open_kernels_are_not_mistaken_for_closed_ones(name):
     assert closed.find_closed_kernel([name]) is None
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/opt/lib/libcustatevec.so.1", True),
+        ("libcutensornet.so.2", True),
+        ("libcudensitymat.so.0", True),
+        ("libnvcomp.so.5", True),
+        ("torchvision.libs/libnvjpeg.36e11081.so.13", True),
+        ("libcuvs.so", False),  # Apache-2.0, as are its wheels
+        ("libraft.so", False),
+        ("libnccl.so.2", False),
+        ("libcu.so", False),
+    ],
+)
+def test_names_of_files(path, expected):
+    assert closed.is_closed_name([path], None) is expected
+
+
 def test_one_closed_kernel_closes_its_element():
     """The element is from a program that links cublas_static, which its file doesn't show."""
     cubin = forge.compiled([b"mine", CLOSED[0].encode()], bytes(512))

@@ -147,7 +147,7 @@ def arguments(gpu: Gpu, launch: Launch, params: int) -> tuple[list[Any], list[An
 
 
 def sums(record: Record, data: bytes, blocks: int, threads: int) -> dict[str, int]:
-    """Return the sum of each field of a map over all units. In a map without counts, zeros are no record."""
+    """Return the sum of each field of a map over all units. In a map without counts, zeros don't count as a record."""
     saved = MapLayout(record).read(data, blocks, threads)
     assert not record.get("head", 8) or (saved.counts >= 1).all(), f"{record['name']}: units without a record"
     return {name: int(saved.slots[name].astype(np.uint64).sum()) for name in saved.slots.dtype.names or ()}

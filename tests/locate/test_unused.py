@@ -180,7 +180,7 @@ RULES = {
         ("1 ltoir sm_80 +f", "better"), ("1 ltoir sm_90 +f", "+"), ("2 cubin sm_90 k", "+"),
         ("2 ltoir sm_90 +f", "cubin"),
     ]),
-    "Tile IR is picked as PTX is, beside it": ("sm_100", "k", (), [
+    "Tile IR is picked as PTX is, next to it": ("sm_100", "k", (), [
         ("1 tileir sm_90 k", "better"), ("1 tileir sm_100 k", "+"), ("1 tileir sm_103 k", "arch"),
         ("1 ptx sm_90 k", "+"),
         ("2 cubin sm_100 k", "+"), ("2 tileir sm_100 k", "cubin"), ("2 tileir sm_100", "cubin"),

@@ -133,7 +133,7 @@ def test_a_folder_of_any_name(tmp_path, program):
 @pytest.mark.parametrize(
     ("callback", "said"),
     [
-        ("absent.py", "absent.py: no such callback beside its probe file"),
+        ("absent.py", "absent.py: no such callback next to its probe file"),
         pytest.param("/nonexistent/x", "/nonexistent/x: ", marks=pytest.mark.full),
         pytest.param("mine.toml", "mine.toml: no such callback beside", marks=pytest.mark.full),
     ],

@@ -273,4 +273,4 @@ def test_nothing_is_sampled_while_recording_is_off(tmp_path):
 def test_wrong_rates(tmp_path, value):
     done = run(tmp_path / "t.mp", "true", options=("--sample-host", value))
     assert done.returncode == 2
-    assert done.stderr == f"gpt-hook: error: --sample-host: '{value}' is no number from 1 to 1000\n"
+    assert done.stderr == f"gpt-hook: error: --sample-host: '{value}' isn't a number from 1 to 1000\n"

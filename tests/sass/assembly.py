@@ -78,6 +78,10 @@ TABLE = parse_table("""gpt-sass-table 1 sm_90
   R24 read 1
   R32 read 1
 
+9c3 S2UR variable
+  P12 read 1
+  UR16 write 1
+
 9f0 HGMMA
   P12 read 1
   R16 write 2
@@ -89,6 +93,7 @@ PLACES = {  # bit positions of a line's numbers
     "STG": (24, 32),
     "STS": (24, 32),
     "HGMMA": (16, 24),
+    "S2UR": (16,),
     "BSSY": (16,),
     "BSYNC": (16,),
     "BMOV": (24,),

@@ -13,6 +13,9 @@ NONE = (0,) * BARRIERS
 UNGUARDED = (0,) * 16
 UNREAD = BARRIERS  # stands for `unread` among the barriers
 OTHER = 2  # stands for instructions that read their operands in no known order
+WIDTH = 256  # bits of a set of operands
+EACH = sum(1 << WIDTH * barrier for barrier in range(BARRIERS + 1))  # a set times this has it for each barrier
+UNITS = 4  # execution units
 
 Readers = Mapping[tuple[int, int], int]
 
@@ -26,19 +29,20 @@ class State(NamedTuple):
     `readers` are the operands by the order in which instructions read them (hazards.py's _order); it may
     have more than are still being read.
 
-    `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order;
-    `arrived` is the same for results.
+    `covered`: for each barrier, the operands that have been read once it's cleared, because the queue is in order. Two
+    instructions may read one register, so this is a number like `packed_reads`, with a part for each barrier that
+    announces operands. `arrived` is the same for results, but as a single set.
     """
 
     writes: tuple[int, ...] = NONE
     reads: tuple[int, ...] = NONE
     covered: tuple[int, ...] = NONE
     arrived: tuple[int, ...] = NONE
-    loose: tuple[int, ...] = (0,) * 3  # results, by unit
+    loose: tuple[int, ...] = (0,) * UNITS  # results, by unit
     unread: int = 0
     guarded: tuple[int, ...] = UNGUARDED
     guarded_reads: Readers = MappingProxyType({})
-    units: tuple[int, ...] = (0,) * 3
+    units: tuple[int, ...] = (0,) * UNITS
     readers: tuple[int, ...] = (0,) * (OTHER + 1)
 
     @property
@@ -50,6 +54,14 @@ class State(NamedTuple):
     def being_read(self) -> int:
         """The operands that are still to be read."""
         return union(self.reads) | self.unread
+
+    @property
+    def packed_reads(self) -> int:
+        """The operands that are still to be read, with a part of the number for each barrier, and one for UNREAD."""
+        found = self.unread
+        for mask in reversed(self.reads):
+            found = found << WIDTH | mask
+        return found
 
     def out_of_order(self, order: int) -> int:
         """Return the operands that instructions outside of an order may still read."""
@@ -116,12 +128,15 @@ def add_reads(state: State, read: int, guard: int, order: int, write: int, reads
     others = state.out_of_order(order)
     announced = next((barrier for barrier in (reads, write) if barrier < BARRIERS), UNREAD)
     taken = 0
-    covered = [mask & ~read for mask in state.covered]
+    covered = [mask & ~(read << WIDTH * announced) for mask in state.covered]
     if order != OTHER and announced != UNREAD:
         taken = state.unread & ~others
+        for number, mask in enumerate(covered):
+            kept = mask >> WIDTH * UNREAD | ~taken
+            covered[number] = mask & ~(~kept << WIDTH * announced)
         for barrier in {write, reads}:
             if barrier < BARRIERS:
-                covered[barrier] |= (state.readers[order] | read) & ~others
+                covered[barrier] |= ((state.readers[order] | read) & ~others) * EACH
     readers = list(state.readers)
     readers[order] |= read
     guards = _add_reader(state, guard, read, announced, taken)
@@ -156,7 +171,7 @@ def _add_reader(state: State, guard: int, read: int, announced: int, taken: int)
 def merge(one: State | None, other: State) -> State:
     if one is None or one == other:
         return other
-    mine, theirs = one.being_read, other.being_read
+    mine, theirs = one.packed_reads, other.packed_reads
     ours, others = one.flying, other.flying
 
     def both(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
@@ -186,8 +201,8 @@ def clear(state: State, mask: int) -> State:
             covered |= state.covered[barrier]
             arrived |= state.arrived[barrier]
     kept = [not mask >> barrier & 1 for barrier in range(BARRIERS)]
-    reads = tuple([r & ~covered if keep else 0 for r, keep in zip(state.reads, kept, strict=True)])
-    unread = state.unread & ~covered
+    reads = tuple([r & ~(covered >> WIDTH * each) if kept[each] else 0 for each, r in enumerate(state.reads)])
+    unread = state.unread & ~(covered >> WIDTH * UNREAD)
     left = union(reads) | unread
     return State(
         tuple([w & ~arrived if keep else 0 for w, keep in zip(state.writes, kept, strict=True)]),

@@ -46,7 +46,7 @@ RULES = {
     "unit order": "Results of one unit come in order: a later one was awaited, or overwrites them",
     "not written": "LDGSTS leaves the predicate alone that nvdisasm lists as written",
     "barrier at once": "What BMOV writes to a convergence barrier is there for the next instruction",
-    "predicate of ATOM": "A generic atomic without a result announces its predicate by its read barrier",
+    "predicate of ATOM": "A generic atomic announces its predicate by its read barrier",
     "counted wait": "DEPBAR waits until no more than a number of a barrier's instructions are left",
     "other lanes": "The one in flight and this one have opposite guards, so no lane has both",
     "calls": "What a function leaves in flight isn't mixed up between its callers",
@@ -59,12 +59,13 @@ AT_ONCE = {"MUFU", "POPC", "FLO", "MATCH", "F2F", "F2I", "I2F", "FRND", "FCHK", 
 UNITS = {  # by name: a unit whose results arrive in order
     **dict.fromkeys(("LDS", "LDSM", "ATOMS", "SHFL", "STS"), 0),
     **dict.fromkeys(("MUFU", "FCHK", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV"), 1),
+    "S2UR": 3,
 }
 QUEUE = {"LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "ATOMG", "ATOMS", "ATOM", "REDG", "LDL", "STL", "LD", "ST",
          "S2R", "LDGSTS", "LDC", "QSPC", "MATCH"}  # fmt: skip
 ARRIVE = 0x9A7  # SYNCS.ARRIVE; PHASECHK has another number
 WHOLE = PREDICATES | (1 << 16) - 1 << STARTS.B
-LATE = {"STS", "LDGSTS"}  # they have no results to wait for, but operands that are read late
+LATE = {"STS", "LDGSTS", "BAR"}  # they have no results to wait for, but operands that are read late
 
 
 class Hazards:
@@ -175,14 +176,14 @@ class Hazards:
             return state
         writes, unit = list(state.writes), UNITS.get(name, 2)
         arrived, loose = [mask & ~written for mask in state.arrived], list(state.loose)
+        early = written & PREDICATES if name == "ATOM" and reads < BARRIERS else 0  # "predicate of ATOM"
+        if early:
+            writes[reads] |= early
         if write < BARRIERS:
-            writes[write] |= written
-            arrived[write] |= loose[unit] | written
-        elif name == "ATOM" and reads < BARRIERS:  # "predicate of ATOM"
-            writes[reads] |= written & PREDICATES
-            loose[unit] |= written & ~PREDICATES
+            writes[write] |= written & ~early
+            arrived[write] |= loose[unit] | written & ~early
         else:
-            loose[unit] |= written
+            loose[unit] |= written & ~early
         guarded = state.guarded
         if guard & 7 != PT or guarded != UNGUARDED:
             guarded = tuple([mask & ~written | written * (each == guard) for each, mask in enumerate(guarded)])

@@ -147,7 +147,11 @@ def compare_cubin(nvdisasm: str, path: Path, found: Differences, until: float, r
         if len(kernel.code) <= LONGEST:
             batch[name] = kernel
         if batch and (number == len(names) or sum(len(one.code) for one in batch.values()) > BATCH):
-            listing = list_kernels(nvdisasm, cubin, path, list(batch))
+            try:
+                listing = list_kernels(nvdisasm, cubin, path, list(batch))
+            except subprocess.CalledProcessError as error:  # it can't analyze some cubins that older ptxas made
+                print(f"{path}: left out: {error.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                return
             for each, kernel in batch.items():
                 found.add(kernel, listing[each])
             batch = {}

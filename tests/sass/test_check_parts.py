@@ -162,6 +162,20 @@ def test_a_moved_load_is_awaited_too_soon(saxpy, stall, expected):
     assert weave(changed, *parts) - {"declared"} == expected
 
 
+@pytest.mark.parametrize(("wait", "expected"), [(0, {"in flight"}), (1 << 2, set())])
+def test_an_operand_of_the_site_has_not_arrived(saxpy, wait, expected):
+    """A load announces nothing: the site reads its result, and awaits a later load. So a snippet has to await that."""
+    version, load = saxpy
+    words = list(version.kernel.code.words)
+    words[load] = with_control(words[load], control_of(words[load])._replace(write_barrier=7))
+    changed = with_words(version, words)
+    site = next(one for one in changed.kernel.code if one.index > load and one.reads.R >> 2 & 1)
+    assert site.control.wait == 1 << changed.kernel.code[load + 1].control.write_barrier == 1 << 2
+    copy = with_control(slow(glue.move(10, 2)), control_of(slow(NOP | PLAIN))._replace(wait=wait))
+    assert weave(changed, ((copy,), 1 << 2, None), site.index) - {"declared"} == expected
+    assert weave(changed, snippet(slow(NOP | PLAIN)), site.index, ((copy,), 1 << 2, None)) - {"declared"} == set()
+
+
 @pytest.mark.parametrize(("stall", "expected"), [(1, {"places"}), (2, set())])
 def test_an_amended_word_is_awaited_too_soon(saxpy, stall, expected):
     """The stack pointer's load gets a barrier, and the word after it waits for that one."""

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.flow import EVERY_REGISTER, in_flight_before, live_before, pack, unpack
 from gpt.sass.graph import make_graph
-from gpt.sass.tables import Registers
-from gpt.sass.words import control_of, parse_words, with_control
+from gpt.sass.kernels import read_kernel
+from gpt.sass.tables import Registers, table_of
+from gpt.sass.words import NO_BARRIER, control_of, parse_words, with_control
 from tests import cuda
 from tests.sass.assembly import program
 from tests.sass.listing import list_cubin, listed_code
@@ -125,6 +127,41 @@ def test_results_without_a_barrier_stay_in_flight():
     """Examples are a load without a barrier for its result, and HGMMA, whose scoreboard isn't tracked."""
     found = flight("LDG 6 12, r1", "HGMMA 20 30", "LDG 4 8, w0", "MOV 5 255, b01", "EXIT")
     assert general(found[4].unawaited) == {6, 20, 21, 30}
+
+
+@pytest.mark.parametrize("optimization", ["-O1", "-O3"])
+def test_the_number_of_a_block_barrier_is_read_late(optimization):
+    """ptxas gives BAR a read barrier only if something overwrites the register with the number."""
+    text = """.version 8.0
+        .target sm_90
+        .address_size 64
+        .visible .entry kernel(.param .u64 out) {
+            .reg .b64 %to; .reg .b32 %id;
+            ld.param.u64 %to, [out];
+            mov.u32 %id, %tid.y;
+            bar.sync %id, 64;
+            ATEND
+            ret;
+        }"""
+    found = {}
+    for case, end in (("kept", "st.global.u32 [%to], 7;"), ("overwritten", _OVERWRITE)):
+        try:
+            image = cuda.assemble(text.replace("ATEND", end), "sm_90", optimization)
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        kernel = read_kernel(CubinEditor(image), "kernel", table_of("sm_90"))
+        at = kernel.code.find({"BAR"})[0]
+        number, after = kernel.code[at].reads.R, kernel.flight[at + 1]
+        assert number.bit_count() == 1 and (after.unawaited | after.after_waiting(0)) & number
+        found[case] = kernel.code[at].control.read_barrier == NO_BARRIER, bool(after.unawaited & number)
+    assert found == {"kept": (True, True), "overwritten": (False, False)}
+
+
+_OVERWRITE = """.reg .pred %p;
+            again: ld.volatile.global.u32 %id, [%to];
+            bar.sync %id, 64;
+            setp.ne.u32 %p, %id, 0;
+            @%p bra again;"""
 
 
 def test_both_ways_to_an_instruction_count():

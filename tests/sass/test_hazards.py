@@ -8,6 +8,7 @@ from gpt.sass.derive.__main__ import find_tools
 from gpt.sass.derive.kernels import compile_ptx
 from gpt.sass.kernels import Kernel, read_kernel
 from gpt.sass.tables import table_of
+from tests import cuda
 from tests.sass import hazards
 from tests.sass.assembly import program
 from tests.sass.corpus import compile_kernels
@@ -35,6 +36,8 @@ READ, ARRIVE, WRITE = "writes what's still being read", "reads what hasn't arriv
         (("STG 8 4, r0", "LDG 4 10, w1"), set()),  # queue writes
         (("@3 LDG 4 8, w0", "@!3 MOV 5 4"), set()),  # other lanes
         (("@3 LDG 4 8, w0", "@2 MOV 5 4"), {(ARRIVE, 1)}),
+        (("S2UR 7, w0", "S2UR 7, w1"), set()),  # unit order
+        (("LDG 4 8, w0", "LDG 4 10, w1"), {(WRITE, 1)}),
     ],
 )
 def test_rules(lines, expected):
@@ -60,6 +63,59 @@ def test_two_instructions_under_opposite_guards_read_a_register(lines, expected)
     barrier was awaited.
     """
     assert find(*lines) == expected
+
+
+_TWICE = (
+    "LDG 6 4, w0 r1",  # reads R4
+    "@2 BRA other",
+    "MOV 7 6, b0",  # so it has read R4
+    "STG 8 4, r2",  # reads R4, too
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (("other: MOV 7 6, b02", "MOV 4 255"), set()),
+        (("other: MOV 7 255, b2", "MOV 4 255"), {(READ, 5)}),
+        (("other: MOV 7 6, b0", "MOV 4 255"), {(READ, 5)}),
+        (("other: MOV 7 255, b12", "MOV 4 255"), set()),
+    ],
+)
+def test_paths_meet_where_a_register_is_read_by_one_of_two_instructions(last, expected):
+    """Awaiting a load's result is enough for its operands, even if another instruction also reads them on one path."""
+    assert {(kind, at) for kind, at in find(*_TWICE, *last) if kind == READ} == expected
+
+
+GENERIC = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 to, .param .u64 out) {
+    .reg .b64 %to, %out, %v; .reg .pred %p;
+    ld.param.u64 %to, [to]; ld.param.u64 %out, [out];
+    mov.u64 %v, 3;
+again:
+    atom.add.u64 %v, [%to], %v;
+    st.global.u64 [%out], %v;
+    setp.ne.u64 %p, %v, 0;
+    @%p bra again;
+    ret;
+}"""
+
+
+def test_a_generic_atomic_announces_its_predicate_by_its_read_barrier():
+    """This one has a result, too, whose barrier ptxas awaits later."""
+    try:
+        kernel = read_kernel(CubinEditor(cuda.assemble(GENERIC)), "kernel", table_of("sm_90"))
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    atomic = kernel.code[kernel.code.find({"ATOM"})[0]]
+    branch = next(one for one in kernel.code if one.index > atomic.index and one.reads.P & atomic.writes.P)
+    assert {atomic.control.write_barrier, atomic.control.read_barrier} < set(range(6)) and atomic.writes.R
+    assert branch.control.wait == 1 << atomic.control.read_barrier
+    found = Hazards(kernel)
+    found.run()
+    assert not found.found
 
 
 def test_ptxas_output_has_no_hazards():

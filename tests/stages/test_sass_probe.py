@@ -226,7 +226,7 @@ def test_positions_that_machine_code_has_not(image, tmp_path):
     path = tmp_path / "lines.toml"
     path.write_text(LOADS.format("line:k.cu:7").replace("{ADDR}", "{CLOCK}"))
     done = explain("-p", path, data=segment(element(image)))
-    assert done.err == f"gpt-sass-probe: warning: {path}: 'line:k.cu:7' is no place in machine code\n"
+    assert done.err == f"gpt-sass-probe: warning: {path}: 'line:k.cu:7' isn't a position in machine code\n"
 
 
 def test_places_with_too_few_registers(image):

@@ -58,6 +58,17 @@ PATTERNS = {
     "the way back, ways meet": r"\b(?:(?:[Tt]he|[Oo]n (?:its|their)) way back|ways meet)\b",
     "in vain, anew, tells of": r"\b(?:in vain|anew|afresh|(?:tells?|speaks?) of|lives? on)\b",
     "all the same, likewise, shall": r"\b(?:all the same|[Ll]ikewise|shall|put aside|by way of|as far as)\b",
+    "beside": (
+        r"(?:^|\s)[Bb]eside (?:its?|the|an?|their|them|others?|ours|one|each|that|this|which|those|every|another|of)\b"
+    ),
+    "is no, for isn't a": (
+        r"(?<!here )(?<!t's )\b(?:is|are|was|were) no (?:\.|place|number|fault|kernel|code|library|wheel|trace|record|"
+        r"error|stage|module|time|lack|failure|argument|Python|part|word|problem)"
+    ),
+    "archaic words": (
+        r"\b(?:[Tt]hereb[y]|[Ww]herei[n]|[Hh]ithert[o]|[Tt]hereafte[r]|in the mea[n]|by wh[o])\b"
+        r"|\b(?:a|each|any|every) further [a-z]"
+    ),
 }
 COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
 # A comment behind code whose noun is missing: `rows = []  # of launches`

@@ -34,7 +34,7 @@ def in_c(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[blind.Para
 def in_python(paths: Iterable[Path], kind: int) -> Iterator[blind.Paragraph]:
     """Yield the comments or one-line strings of Python files; comments on adjacent lines are one paragraph."""
     for path in paths:
-        text, last, first = "", 0, 0
+        text, last, first = "", -1, 0
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type != kind or token.string.endswith('"""'):
                 continue

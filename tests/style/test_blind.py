@@ -1,6 +1,6 @@
 """The blind test: its paragraphs come from both sides, without their sources."""
 
-from tests.style import blind
+from tests.style import blind, sample
 
 
 def test_key_names_the_source_of_each_paragraph(tmp_path, capsys):
@@ -20,3 +20,28 @@ def test_paragraphs_are_those_of_docstrings_and_comments(tmp_path):
     path.write_text('"""One.\n\nTwo.\n"""\n# Three,\n# and more.\nx = 1  # four\n')
     assert list(blind.in_docstrings([path])) == [("a.py", "One."), ("a.py", "Two.")]
     assert list(blind.in_comments([path])) == [("a.py", "# Three,\n# and more.")]
+
+
+def test_sample_finds_comments_and_messages_with_their_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(blind, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text('x = 1  # one\ny = 2\n# two\n# lines\nz = "text"\n')
+    (tmp_path / "a.c").write_text('int x; // one\n// two\n// lines\nf("text");\n')
+    found = [*sample.in_python([tmp_path / "a.py"], sample.tokenize.COMMENT)]
+    assert [one for one in found if one[1]] == [("a.py:1", "# one"), ("a.py:3", "# two\n# lines")]
+    assert [*sample.in_python([tmp_path / "a.py"], sample.tokenize.STRING)][-1] == ("a.py:5", '"text"')
+    assert [*sample.in_c([tmp_path / "a.c"], sample.C_COMMENT)] == [("a.c:1", "// one"), ("a.c:2", "// two\n// lines")]
+    assert [*sample.in_c([tmp_path / "a.c"], sample.C_MESSAGE)] == [("a.c:4", '"text"')]
+
+
+def test_sample_is_the_same_for_the_same_seed(capsys, monkeypatch):
+    pool = {
+        kind: [(f"{kind}:{n}", f"{kind} paragraph number {n} of {kind}s here") for n in range(40)]
+        for kind in sample.SHARES
+    }
+    monkeypatch.setattr(sample, "read_all", lambda: pool)
+    outputs = []
+    for seed in ("1", "1", "2"):
+        sample.main(["--seed", seed, "--count", "20"])
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert outputs[0].count("\n\n") == 20 and outputs[0].count("[manual:") == 6

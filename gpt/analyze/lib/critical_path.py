@@ -6,10 +6,10 @@ limit. Each step goes back to whatever ended last:
 
 - Work on the GPU waited for the earlier work in its stream if that ended after the launch call had returned. If the
 stream waits for an event, it waited for work in other streams, if that ended later. Otherwise it waited for its launch
-call, and the path goes on with the host.
+call, and the path continues with the host.
 - A call that waits, or a copy whose call lasts until it's done, waited for the work that ended last during the call:
-the path goes on with that work.
-- A collective waited for the rank that started its kernel last: from that moment on, the path goes on in that rank,
+the path continues with that work.
+- A collective waited for the rank that started its kernel last: from that moment on, the path continues in that rank,
 with whatever its kernel waited for. Times of ranks are aligned as in ranks.py.
 - Any other call, and the time between calls, is the host's own.
 

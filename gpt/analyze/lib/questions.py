@@ -210,7 +210,7 @@ def answer_questions(totals: Totals, facts: Sequence[InferenceFacts], verbose: b
 
 
 def _name_unit(row: tuple[Any, ...]) -> str:
-    """Return a name for a row of ITERATIONS that makes sense even if a table cuts it off."""
+    """Return a name for a row of ITERATIONS that makes sense even if a table truncates it."""
     role, _, scope = row[0].partition(", ")
     return f"{scope}: {role}" if scope else role
 

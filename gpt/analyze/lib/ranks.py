@@ -283,7 +283,7 @@ def _set_clocks(groups: list[list[Member]]) -> dict[Hashable, Offset]:
 
 
 def align(times: Whole, offset: Offset) -> Whole:
-    """Return times of a clock, corrected."""
+    """Correct times of a clock."""
     found: Whole = times + np.rint(np.interp(times, *offset)).astype(np.int64)
     return found
 

@@ -266,7 +266,7 @@ class InstructionUse:
         if not self.place(operand) or (opcode in _TAKE_VARIABLES and type_.name != "pred" and not type_.is_float):
             return
         if opcode in _TAKE_VARIABLES:
-            raise Unsupported(f"'{operand}' is a variable, whose address is no .{type_.name}")
+            raise Unsupported(f"'{operand}' is a variable, whose address isn't a .{type_.name}")
         raise Unsupported(f"'{operand}' is a variable: 'mov' its address to a register first")
 
     def _takes(self, type_: PtxType, declared: str, strict: bool = False) -> bool:

@@ -33,7 +33,7 @@ class Shipped:
         self._unpacked: dict[int, bytes] = {}
 
     def keys(self) -> set[str]:
-        """Return the beginnings of all keys."""
+        """Return the prefixes of all keys."""
         return {key.hex() for key in self._index()}
 
     def get(self, key: str) -> bytes | None:

@@ -93,6 +93,6 @@ class Explaining:
             places = [position for probe in file.probes for position in probe.positions]
             for position in places:
                 if position.kind not in ("kernel", "opcode"):
-                    yield self._stage.warn(file.path, f"'{position}' is no place in machine code")
+                    yield self._stage.warn(file.path, f"'{position}' isn't a position in machine code")
         self._elements = self._with_bytes = self._explained = 0
         self._names.clear()

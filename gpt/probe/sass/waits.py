@@ -74,14 +74,18 @@ def await_reads(words: list[int], table: Table) -> list[int]:
     read their operands at once.
     """
     reading = [0] * 6  # by barrier; never cleared, because a jump may skip the word that waits
-    found = []
+    found: list[int] = []
+    last = 0  # operands of the previous word
     for word in words:
         control, entry, masks = control_of(word), table.opcode(word), table.decoder(word).masks(word)
         wait = sum(1 << barrier for barrier in range(6) if reading[barrier] & masks.writes)
+        if last & masks.writes and control_of(found[-1]).stall < SHORTEST:
+            found[-1] = with_change(found[-1], stall=SHORTEST)  # its barrier shows nothing before
         found.append(with_control(word, control._replace(wait=control.wait | wait)))
         barrier = min(control.read_barrier, control.write_barrier if control.read_barrier == NO_BARRIER else 6)
-        if entry.variable and barrier < 6:
-            reading[barrier] |= masks.reads
+        last = masks.reads if entry.variable and barrier < 6 else 0
+        if last:
+            reading[barrier] |= last
     return found
 
 

@@ -49,7 +49,7 @@ static const struct python_layout LAYOUT_3_11 = {40, 0,   16,  8,   160, 56,  48
 static const struct python_layout LAYOUT_3_12 = {40, 0,   72,  8,   144, 56,  8,  0,    56,
                                                  70, 112, 128, 136, 68,  192, 40, true, 0};
 
-enum { SHIM = 3 };                           // frames with this owner or a higher one are no Python code
+enum { SHIM = 3 };                           // frames with this owner or a higher one aren't Python code
 enum { LENGTH = 16, STATE = 32, UTF8 = 16 }; // in a str; bytes that a compact one has more than an ASCII one
 enum { BYTES_SIZE = 16, BYTES = 32, TYPE = 8 }; // in a bytes object; in any object
 enum { POINTER = ~7 };                          // 3.14 has tags in the lowest bits of references

@@ -19,7 +19,7 @@ static struct total {
     char code[CODE_BYTES], detail[DETAIL_BYTES];
     uint64_t launches;
     double time;
-} reasons[MOST_REASONS + 1]; // the last one takes the time of all that have no place
+} reasons[MOST_REASONS + 1]; // the last one gets the time of all reasons that don't fit
 
 static uint64_t times[2]; // without probes, and with them
 

@@ -179,7 +179,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("bar.sync 16;", "a barrier, 0 to 15"),
         ("mbarrier.arrive.noComplete.release.cluster.b64 %b64_1, [%b64_2], 1;", "doesn't go with '.noComplete'"),
         ("pmevent 16;", "'16' is not from 0 to 15"),
-        ("mov.f32 %f32_1, global_;", "'global_' is a variable, whose address is no .f32"),
+        ("mov.f32 %f32_1, global_;", "'global_' is a variable, whose address isn't a .f32"),
         ("mbarrier.arrive.b64 %f64_3, [%b64_1];", "'%f64_3' is a register of .f64"),
         ("mbarrier.test_wait.b64 %p1, [%b64_1], 1.5;", "'1.5' where .u64 is expected"),
         ("ld.volatile.local.u32 %u32_1, [%b64_1];", "'.volatile' doesn't go with '.local'"),

@@ -127,7 +127,7 @@ def test_kept_share_of_a_log_is_reported_and_drawn(tmp_path):
 
 @pytest.mark.full
 def test_slowdown(tmp_path):
-    """The loop over METRICS and COMMANDS uses probe files beside the notebook, and moves the results."""
+    """The loop over METRICS and COMMANDS uses probe files next to the notebook, and moves the results."""
     for metric in ("block_sched", "gmem_bytes"):
         shutil.copy(TOOLS / f"{metric}.toml", tmp_path)
         test, command = "attn", [sys.executable, str(PROGRAM), "4", "32"]

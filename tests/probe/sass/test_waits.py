@@ -1,7 +1,8 @@
 """Stalls that are lengthened in ptxas's code, and scoreboards that are added to it."""
 
 from gpt.probe.sass import glue
-from gpt.probe.sass.waits import announce, space
+from gpt.probe.sass.draft import with_change
+from gpt.probe.sass.waits import announce, await_reads, space
 from gpt.sass.tables import table_of
 from gpt.sass.words import control_of
 
@@ -41,3 +42,15 @@ def test_result_announced_by_the_next_instruction_has_its_barrier():
     """ptxas only waits for FLO, because POPC's result arrives earlier."""
     barriers = [control_of(word).write_barrier for word in announce([BITS, LEADING], TABLE)[0]]
     assert barriers == [0, 0]
+
+
+def test_a_barrier_is_awaited_once_it_shows_that_an_operand_is_being_read():
+    """It shows nothing in the next cycle (docs/sass-rules.md)."""
+    save = with_change(glue.store_stack(4, -16), read_barrier=5, stall=1)
+    for words, expected in (
+        ((save, glue.set_to(4, 7)), [(2, 0), (1, 1 << 5)]),
+        ((save, glue.set_to(5, 7), glue.set_to(4, 7)), [(1, 0), (1, 0), (1, 1 << 5)]),
+        ((save, glue.set_to(5, 7)), [(1, 0), (1, 0)]),
+    ):
+        found = await_reads([with_change(word, stall=1) for word in words], TABLE)
+        assert [(control_of(word).stall, control_of(word).wait) for word in found] == expected
