@@ -124,8 +124,7 @@ class TrampolineCheck:
         if isinstance(part, Inserted):
             return self._insert(index, part, number, state)
         awaited = state.awaited | self.code.controls.waits[index]
-        state = state._replace(kernel=release(state.kernel, self.code, index), awaited=awaited)
-        return self._move(index, part, state)
+        return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index), awaited=awaited))
 
     def _word(self, index: int) -> WordFacts:
         found: WordFacts | None = self._known.get(self.code.words[index])
@@ -219,13 +218,13 @@ class TrampolineCheck:
 
     def _find_busy(self, flight: InFlight, usable_at_site: int, awaited: int) -> tuple[int, int]:
         """Return the registers that earlier instructions may still write when a snippet reads them, and all that are in
-        flight. Registers in `usable_at_site` have arrived once the site's barriers are `awaited`.
+        flight. Those in `usable_at_site` have arrived once all barriers of the site were awaited.
         """
         if self._busy[0] is not flight:
             self._busy = flight, union(flight.writes), flight.after_waiting(0) | flight.unawaited
         _, arriving, busy = self._busy
-        missing = flight.late & ~usable_at_site if not self._site_waits & ~awaited else flight.late
-        return arriving | missing, busy
+        usable = 0 if self._site_waits & ~awaited else usable_at_site
+        return arriving | flight.late & ~usable, busy
 
     def _find_facts(self) -> list[tuple[int, int]]:
         """Return two sets for each part. The first one has the registers that the first moved instruction reads and no

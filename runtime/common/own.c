@@ -42,6 +42,10 @@ int gpt_create(int folder, const char *name, int access, mode_t mode) {
     do
         file = openat(folder, name, access | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, mode);
     while (file < 0 && errno == EINTR);
+    struct stat status;
+    mode_t owner = mode & S_IRWXU; // a umask such as 777 would keep other processes of this user out
+    if (file >= 0 && !fstat(file, &status) && (status.st_mode & owner) != owner)
+        fchmod(file, (status.st_mode & 07777) | owner);
     return file;
 }
 

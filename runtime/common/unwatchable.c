@@ -63,12 +63,12 @@ const char *gpt_find_unwatchable(char path[PATH_MAX]) {
     for (int depth = 0; depth < MOST_SCRIPTS; depth++) {
         int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         struct stat status;
-        if (file < 0)
-            return NULL; // it may be executable without being readable
-        const char *found = fstat(file, &status) ? NULL : check_rights(file, &status);
-        ssize_t size = found ? 0 : pread(file, line, sizeof(line) - 1, 0);
-        bool is_script = size >= 2 && !memcmp(line, "#!", 2);
-        if (!found && !is_script)
+        if (file < 0 && (file = open(path, O_PATH | O_CLOEXEC)) < 0) // executable, but not readable
+            return NULL;
+        const char *found = NULL;
+        ssize_t size = pread(file, line, sizeof(line) - 1, 0);
+        bool is_script = size >= 2 && !memcmp(line, "#!", 2); // its own rights don't count
+        if (!is_script && !fstat(file, &status) && !(found = check_rights(file, &status)))
             found = check_elf(file);
         close(file);
         if (!is_script)

@@ -69,6 +69,7 @@ struct segment;
 // The trace in a file, NULL while it has no header yet.
 struct segment *segment_open(const char *path);
 void segment_close(struct segment *segment);
+uint64_t segment_pid(const struct segment *segment);
 uint64_t segment_began(const struct segment *segment); // CLOCK_MONOTONIC, ns
 bool segment_lives(const struct segment *segment);     // its process is there
 

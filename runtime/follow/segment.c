@@ -279,6 +279,8 @@ void segment_close(struct segment *segment) {
     free(segment);
 }
 
+uint64_t segment_pid(const struct segment *segment) { return segment->pid; }
+
 uint64_t segment_began(const struct segment *segment) { return segment->began; }
 
 bool segment_lives(const struct segment *segment) {

@@ -86,8 +86,11 @@ static const char *find_folder(const char *name) {
 }
 
 static void need_runtime(const char *name, char path[PATH_MAX]) {
-    if (!find_runtime(name, path))
-        fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
+    if (find_runtime(name, path))
+        return;
+    if (!*path)
+        fail(MISSING, name, "can't be searched for: /proc isn't mounted; set GPT_RUNTIME");
+    fail(MISSING, path, "not found: run 'make runtime', or set GPT_RUNTIME");
 }
 
 // The process that we become reports its traces at exit, if our standard error is still open then.

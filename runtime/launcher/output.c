@@ -33,16 +33,13 @@ static void expand_output(const char *output, char path[PATH_MAX]) {
     expand(output, path);
 }
 
-static bool is_trace(const char *path) {
-    unsigned char head[30];
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool same = file >= 0 && read(file, head, sizeof(head)) == sizeof(head) &&
-                !memcmp(head,
-                        "\x83\xd9\x04kind\xd9\x05"
-                        "chunk",
-                        14);
-    if (file >= 0)
-        close(file);
+// Return whether a file is the trace of the process whose id is in its name, and not a copy that the user
+// made, such as FILE.1.
+static bool is_trace_of(const char *path, const char *pid) {
+    struct segment *segment = segment_open(path);
+    bool same = segment && segment_pid(segment) == strtoull(pid, NULL, 10);
+    if (segment)
+        segment_close(segment);
     return same;
 }
 
@@ -83,7 +80,7 @@ static void each_old(const char *path, void (*visit)(const char *path)) {
             rest[strspn(rest, ".0123456789")])
             continue;
         snprintf(other, sizeof(other), "%s/%s", folder, entry->d_name);
-        if (is_own(other) && is_trace(other))
+        if (is_own(other) && is_trace_of(other, rest + 1))
             visit(other);
     }
     if (entries)
@@ -106,7 +103,10 @@ static void prepare_output(const char *output, bool force) {
     char path[PATH_MAX];
     expand_output(output, path);
     struct stat status;
-    if (!lstat(path, &status)) {
+    if (lstat(path, &status)) {
+        if (errno == ENAMETOOLONG)
+            fail(BAD, path, "%s", strerror(errno));
+    } else {
         if (!is_replaceable(path, &status))
             fail(BAD, path, "not a regular file");
         if (!force)

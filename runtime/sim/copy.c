@@ -236,7 +236,9 @@ static CUresult set(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t item,
     IN_CONTEXT;
     const CUDA_MEMSET_NODE_PARAMS_v2 s = {to, pitch, value, item, width, height, NULL};
     struct stream *stream = sim_stream(context, handle);
-    CUresult status = stream ? sim_check_set(&s, stream->capture) : CUDA_ERROR_INVALID_HANDLE;
+    CUresult status = !stream                      ? CUDA_ERROR_INVALID_HANDLE
+                      : height > 1 && pitch % item ? CUDA_ERROR_INVALID_VALUE // each row must be aligned
+                                                   : sim_check_set(&s, stream->capture);
     if (status || !width || !height)
         return status;
     const struct range *range = async ? NULL : sim_range(to, 1);

@@ -74,7 +74,8 @@ static CUresult begin_free(CUdeviceptr memory) {
     if (sim_begin_free(memory, &status))
         return status;
     const struct range *range = sim_range_from(memory);
-    if (!range || range->type > MANAGED || range->until)
+    if (!range || range->type > MANAGED || range->until || is_kind(range->owner, MODULE) ||
+        is_kind(range->owner, LIBRARY)) // a module's variable goes with the module
         return CUDA_ERROR_INVALID_VALUE;
     sim_set_until(memory, sim_next_work(), false);
     return CUDA_SUCCESS;

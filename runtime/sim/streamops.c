@@ -47,13 +47,15 @@ static void write_value(void *data) {
 // These can't be captured.
 static CUresult issue(void *handle, void (*function)(void *), CUdeviceptr address, uint64_t value,
                       unsigned size, unsigned flags) {
+    const unsigned known = function == wait_value ? CU_STREAM_WAIT_VALUE_NOR | CU_STREAM_WAIT_VALUE_FLUSH
+                                                  : CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER;
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture && stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (address % size || !sim_range(address, size))
+    if (flags & ~known || address % size || !sim_range(address, size))
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
         return CUDA_ERROR_NOT_SUPPORTED;

@@ -202,9 +202,10 @@ def test_the_next_chunk_is_made_before_a_launch_needs_it(tmp_path):
 # The file
 
 
-def test_a_trace_is_its_owners(tmp_path):
+@pytest.mark.parametrize("mask", [0, 0o777, 0o400])
+def test_a_trace_is_its_owners(tmp_path, mask):
     program = hooked.compile_c(tmp_path / "client", LOOP)
-    assert hooked.run(tmp_path / "t.mp", program, "1", preexec_fn=lambda: os.umask(0)).returncode == 0
+    assert hooked.run(tmp_path / "t.mp", program, "1", preexec_fn=lambda: os.umask(mask)).returncode == 0
     assert (tmp_path / "t.mp").stat().st_mode & 0o777 == 0o600
 
 
@@ -255,6 +256,19 @@ def test_later_changes_by_the_program_do_not_end_the_trace(tmp_path, name):
     assert (done.returncode, done.stderr) == (0, "")
     trace = Trace(next(tmp_path.glob("folder*")) / "t.mp")
     assert trace.names["cuLaunchKernel"] == 30001 and trace.kinds["end"] == 1
+
+
+def test_at_its_end_a_program_under_a_filter_opens_no_files(tmp_path):
+    """A library was opened after the last call that made the hook look for libraries."""
+    late = 'assert(dlopen("libresolv.so.2", RTLD_NOW)); ' + LATER["seccomp"]
+    program = hooked.compile_c(tmp_path / "client", AFTERWARDS.replace("DOING", late))
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = Trace(tmp_path / "t.mp")
+    assert trace.names["cuLaunchKernel"] == 30001 and trace.kinds["end"] == 1
+    assert [(diag["where"], diag["text"]) for diag in trace.of("diag")] == [
+        ("libraries", "the process has a seccomp filter, so libraries that it opened last weren't recorded")
+    ]
 
 
 def test_the_number_of_the_file_is_out_of_the_way(tmp_path):

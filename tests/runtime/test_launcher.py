@@ -120,10 +120,14 @@ def test_an_existing_file_is_refused(tmp_path):
     assert path.read_text() == "precious"
     (tmp_path / "t.mp.1234").write_text("not ours")
     assert hooked.run(path, program, options=["-f"]).returncode == 0
-    (tmp_path / "t.mp.99").write_bytes(path.read_bytes())
+    (header,) = Trace(path).of("header")
+    child, copy, dated = (tmp_path / f"t.mp.{name}" for name in (f"{header['pid']}.2", "1", "2026.11.30"))
+    for file in (child, copy, dated):
+        file.write_bytes(path.read_bytes())
     assert hooked.run(path, program, options=["-f"]).returncode == 0
-    # What other processes of an earlier run wrote is removed with it, and nothing else.
-    assert Trace(path).functions == ["foo"] and not (tmp_path / "t.mp.99").exists()
+    # What other processes of an earlier run wrote is removed with it, and nothing else: a trace whose name has
+    # another number is the user's copy.
+    assert Trace(path).functions == ["foo"] and not child.exists() and copy.exists() and dated.exists()
     assert (tmp_path / "t.mp.1234").read_text() == "not ours"
 
 
@@ -268,6 +272,33 @@ def test_programs_that_cannot_be_watched(tmp_path):
         assert "a setuid program" in hooked.run(tmp_path / "t.mp", tmp_path / "suid").stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes programs of another user")
+def test_a_setuid_program_that_cannot_be_read_and_a_setuid_script(tmp_path):
+    """sudo is often executable without being readable. The kernel ignores the bit on a script."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # where others may look
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file in ("gpt-hook", "libgpthook.so"):
+            shutil.copy(hooked.runtime() / file, folder)
+        line = [folder / "gpt-hook", "run", "-qo", "/var/tmp/none.mp"]
+        more = {"user": 65534, "group": 65534, "extra_groups": [], "capture_output": True, "text": True, "timeout": 60}
+        program = shutil.copy("/bin/true", folder / "suid")
+        os.chmod(program, 0o4111)
+        done = subprocess.run([*line, program], **more)
+        fact = "a setuid program: it cannot be watched"
+        assert (done.returncode, done.stderr) == (4, f"gpt-hook: error: {program}: {fact}\n")
+        (folder / "script").write_text("#!/bin/sh\nexit 3\n")
+        (folder / "script").chmod(0o6755)
+        done = subprocess.run([*line, folder / "script"], **more)
+        assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    path = tmp_path / ("a" * 256)
+    done = hooked.run(path, "true")
+    assert (done.returncode, done.stderr) == (1, f"gpt-hook: error: {path}: File name too long\n")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives capabilities")
 def test_a_program_with_capabilities(tmp_path):
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # where others may look
@@ -296,21 +327,33 @@ def test_runtime_is_found_by_its_variable(tmp_path):
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_where_proc_is_not_mounted(tmp_path):
+    hidden = f"mount -t tmpfs none /proc && exec {hooked.runtime()}/gpt-hook run -o {tmp_path}/t.mp true"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", hidden], capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("this container forbids mounts")
+    said = "gpt-hook: error: libgpthook.so: can't be searched for: /proc isn't mounted; set GPT_RUNTIME\n"
+    assert (done.returncode, done.stderr) == (4, said)
+
+
 def test_force_deletes_nothing_of_another_user(tmp_path):
     if os.geteuid():
         pytest.skip("only root makes files of other users")
     program = hooked.compile_c(tmp_path / "program", "int main(void) { begin(); return 0; }")
     path = tmp_path / "t.mp"
     assert hooked.run(path, program).returncode == 0
-    for name in ("t.mp.7", "t.mp.8", "t.mp.buffers", "t.mp.note"):
+    (header,) = Trace(path).of("header")
+    theirs, ours = f"t.mp.{header['pid']}", f"t.mp.{header['pid']}.2"
+    for name in (theirs, ours, "t.mp.buffers", "t.mp.note"):
         shutil.copy(path, tmp_path / name)
-    os.chown(tmp_path / "t.mp.7", 2002, 2002)
+    os.chown(tmp_path / theirs, 2002, 2002)
     os.chown(tmp_path / "t.mp.buffers", 2002, 2002)
     (tmp_path / "victim").write_text("precious")
     path.unlink()
     path.symlink_to("victim")
     assert hooked.run(path, program, options=["-f"]).returncode == 0
-    assert sorted(path.name for path in tmp_path.glob("t.mp*")) == ["t.mp", "t.mp.7", "t.mp.buffers", "t.mp.note"]
+    assert sorted(path.name for path in tmp_path.glob("t.mp*")) == ["t.mp", theirs, "t.mp.buffers", "t.mp.note"]
     assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "victim").read_text() == "precious"
 

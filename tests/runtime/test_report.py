@@ -1,10 +1,14 @@
 """The last line that gpt-hook prints."""
 
+import ctypes
 import functools
 import os
 import re
 import resource
+import struct
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -197,3 +201,52 @@ def test_uncreatable_trace_does_not_blame_another_program(tmp_path):
     first, *_, last = said(tmp_path, program)
     assert first == f"gpt-hook: error: {tmp_path}/t.mp: Permission denied; nothing more is recorded"
     assert last.startswith(f"gpt-hook: warning: {tmp_path}/t.mp: can't be read at the end (")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
+@pytest.mark.parametrize(
+    ("becomes", "said_at_the_end"),
+    [
+        # real and effective user: the second program runs with the hook, but can't open the first one's trace
+        (
+            "assert(!setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534));",
+            "gpt-hook: error: {path}: this process may not open it: it's another user's, or the process has changed "
+            "its user; nothing more is recorded",
+        ),
+        # the effective user only: the dynamic linker ignores LD_PRELOAD
+        (
+            "assert(!seteuid(65534));",
+            "gpt-hook: warning: nothing was recorded from {program}, which leaves started: a program that is started "
+            "with the rights of another user ignores LD_PRELOAD; put 'gpt-hook run' after it",
+        ),
+    ],
+)
+def test_a_program_that_changes_its_user_and_executes_another(becomes, said_at_the_end):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # where others may execute programs
+        folder = Path(name)
+        folder.chmod(0o755)
+        second = hooked.compile_c(folder / "second", "int main(void) { begin_trace(); }")
+        source = f'int main(void) {{ begin_trace(); {becomes} execl("{second}", "second", NULL); }}'
+        lines = said(folder, hooked.compile_c(folder / "leaves", source))
+        assert said_at_the_end.format(path=folder / "t.mp", program=second) in lines
+
+
+def enter_container():
+    """Install a filter that permits everything, and give up CAP_SYS_ADMIN, as a container's runtime does."""
+    libc = ctypes.CDLL(None)
+    code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000), 8)
+    program = struct.pack("@HP", 1, ctypes.addressof(code))
+    assert not libc.prctl(24, 21, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+    assert not libc.prctl(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others need no_new_privs to install a filter")
+def test_in_a_container(tmp_path, loop):
+    """A filter that was there before the program is not the program's own."""
+    (line,) = said(tmp_path, loop, "7", preexec_fn=enter_container)
+    assert numbers(line, tmp_path / "t.mp")[1:3] == [7, 1]
+    (line,) = said(tmp_path, "env", "-i", "true", preexec_fn=enter_container)
+    assert line == (
+        f"gpt-hook: warning: {tmp_path}/t.mp: not written: nothing was recorded from true, which env started without "
+        "LD_PRELOAD; put 'gpt-hook run' right before that program"
+    )

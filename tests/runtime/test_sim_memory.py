@@ -52,5 +52,46 @@ def test_values_that_streams_write_and_wait_for(play):
     play(source)
 
 
+def test_wrong_flags_pitches_and_frees(play):
+    """The driver API's manual says that these are invalid."""
+    source = r"""
+    #define VARIABLE ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 g = 7;\n.const .u32 c = 8;\n"
+    int main(void) {
+        begin();
+        uint64_t memory, variable, constant;
+        void *stream, *module, *library, *loaded;
+        int value = 0;
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuMemAlloc_v2)(&memory, (size_t)4096));
+        IS(1, D(cuStreamWaitValue32_v2)(stream, memory, 0, 9));
+        IS(1, D(cuStreamWaitValue64_v2)(stream, memory, 0ull, 4));
+        IS(1, D(cuStreamWriteValue32_v2)(stream, memory, 1, 2));
+        OK(D(cuStreamWriteValue32_v2)(stream, memory, 1, 1));
+        OK(D(cuStreamWaitValue32_v2)(stream, memory, 1, 1 << 30 | 1));
+        OK(D(cuStreamSynchronize)(stream));
+        IS(1, D(cuMemsetD2D32_v2)(memory, (size_t)6, 1, (size_t)1, (size_t)4));
+        IS(1, D(cuMemsetD2D16_v2)(memory, (size_t)5, 1, (size_t)1, (size_t)4));
+        IS(1, D(cuMemsetD2D32Async)(memory, (size_t)10, 1, (size_t)2, (size_t)2, stream));
+        OK(D(cuMemsetD2D32_v2)(memory, (size_t)6, 1, (size_t)1, (size_t)1)); // a single row has no pitch
+        OK(D(cuMemsetD2D8_v2)(memory, (size_t)5, 1, (size_t)3, (size_t)4));
+        OK(D(cuModuleLoadData)(&module, VARIABLE));
+        OK(D(cuModuleGetGlobal_v2)(&variable, (void *)0, module, "g"));
+        OK(D(cuModuleGetGlobal_v2)(&constant, (void *)0, module, "c"));
+        IS(1, D(cuMemFree_v2)(variable));
+        IS(1, D(cuMemFree_v2)(constant));
+        IS(1, D(cuMemFreeAsync)(variable, stream));
+        OK(D(cuMemcpyDtoH_v2)(&value, variable, (size_t)4));
+        assert(value == 7);
+        OK(D(cuLibraryLoadData)(&library, VARIABLE, 0, 0, 0, 0, 0, 0));
+        OK(D(cuLibraryGetGlobal)(&variable, (void *)0, library, "g"));
+        IS(1, D(cuMemFree_v2)(variable));
+        OK(D(cuModuleUnload)(module));
+        OK(D(cuLibraryUnload)(library));
+        OK(D(cuMemFree_v2)(memory));
+    }
+    """
+    play(source)
+
+
 def test_memory_of_graphs(play):
     play(PROGRAMS / "memory_of_graphs.c", GPT_SIM_RUN="none")

@@ -70,7 +70,7 @@ static bool find_program(const char *name, bool search, char path[PATH_MAX]) {
 static void note(const char *name, char *const *environment, bool search, bool replaces) {
     char path[PATH_MAX];
     int error = errno;
-    if (name && hook_notes_losses() && !prctl(PR_GET_SECCOMP) && find_program(name, search, path)) {
+    if (name && hook_notes_losses() && !hook_may_have_filter() && find_program(name, search, path)) {
         const char *how = find_dropped(environment);
         enum loss loss = how ? LOSS_DROPPED : LOSS_PROGRAM;
         if (!how && (how = gpt_find_unwatchable(path)) &&

@@ -42,12 +42,15 @@ static void after_init(struct frame *frame) {
     hook_sample_host();
 }
 
-static void survey(void) {
+static void survey(bool end) {
     static pid_t process;
     pid_t before = process;
     if ((process = getpid()) != before)
         hook_find_all_flags(); // needed in a child that was forked while they changed
-    hook_scan_libraries();
+    if (end)
+        hook_scan_at_end();
+    else
+        hook_scan_libraries();
     hook_write_unprobed();
     hook_write_needs();
 }

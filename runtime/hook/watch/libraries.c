@@ -253,12 +253,18 @@ static bool list_loaded(void) {
     return number != before;
 }
 
-static void scan(void) {
+static void scan(bool last) {
     struct watched *watched = hook_watched;
     static bool there[MAX_LIBRARIES];
     bool changed = list_loaded();
     if (!atomic_exchange(&watched->unmapped, false) && !changed)
         return; // don't open files: a seccomp filter may forbid it
+    if (last && hook_may_have_filter()) {
+        HOOK_WRITE(diag, .level = GPT_STR("warning"), .where = GPT_STR("libraries"),
+                   .text = GPT_STR("the process has a seccomp filter, so libraries that it opened last "
+                                   "weren't recorded"));
+        return;
+    }
     memset(there, 0, sizeof(there));
     uint64_t inode = 0, end = 0; // the previous library's
     struct maps *maps = hook_open_maps();
@@ -278,14 +284,18 @@ static void scan(void) {
     hook_close_maps(maps);
 }
 
-void hook_scan_libraries(void) {
+static void scan_once(bool last) {
     HOOK_HOLD_SIGNALS;
     if (!hook_this_thread())
         return;
     take_turn();
-    scan();
+    scan(last);
     end_turn();
 }
+
+void hook_scan_libraries(void) { scan_once(false); }
+
+void hook_scan_at_end(void) { scan_once(true); }
 
 static bool is_known(uint64_t dynamic) {
     bool known = false;

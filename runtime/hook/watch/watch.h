@@ -359,6 +359,7 @@ EXPORT gpt_object *gpt_hook_new_region(void);
 // The shared libraries of the process.
 
 void hook_scan_libraries(void);
+void hook_scan_at_end(void); // opens no file if a seccomp filter may forbid it
 void hook_before_close(const void *handle);
 void hook_after_close(void);
 const char *hook_find_library(const void *address); // the library that contains it, or NULL

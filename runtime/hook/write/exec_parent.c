@@ -69,13 +69,16 @@ static bool open_other(struct other *other, const char *path) {
 }
 
 // Return whether the file is a trace that processes of this run write, or an old one of a process that had
-// our pid. The process that created it may still be filling in its tail.
-bool hook_may_stay(const char *path) {
+// our pid. The process that created it may still be filling in its tail. Sets `denied` if this process may
+// not open it.
+bool hook_may_stay(const char *path, bool *denied) {
     struct other other;
-    int tries = 0;
-    while (!open_other(&other, path) && tries++ < 200)
+    int tries = 0, before = errno;
+    errno = 0;
+    while (!open_other(&other, path) && !(*denied = errno == EACCES) && tries++ < 200)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    if (tries > 200)
+    errno = before;
+    if (*denied || tries > 200)
         return false;
     bool ours =
         atomic_load(&other.tail->run) == hook_run || atomic_load(&other.tail->pid) == (uint64_t)getpid();

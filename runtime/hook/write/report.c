@@ -2,11 +2,13 @@
 // processes that it started.
 //
 // The line goes to standard error only if that is still the file gpt-hook had there, so it never ends up in a
-// file of the program. Under a seccomp filter, which may kill a process that opens a file, there's no report.
+// file of the program. If the process may have installed a seccomp filter, which may kill a process that
+// opens a file, there's no report.
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "common/own.h"
@@ -21,6 +24,23 @@
 #include "common/selection.h"
 #include "say.h"
 #include "write.h"
+
+// A filter that was there when this program started, as in a container, let the dynamic linker open files, so
+// we may open some too. We can't tell how many filters there are without opening a file. But a process
+// without privileges has to set no_new_privs before it can add one.
+static bool inherits_filter;
+
+static void filter_setup(void) {
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
+    syscall(SYS_capget, &head, sets);
+    inherits_filter = prctl(PR_GET_SECCOMP) && !prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) &&
+                      !(sets[0].effective & 1u << CAP_SYS_ADMIN);
+}
+
+bool hook_may_have_filter(void) {
+    return prctl(PR_GET_SECCOMP) && (!inherits_filter || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
+}
 
 static struct {
     int pid;                          // pid of the root process; 0: no report
@@ -108,8 +128,8 @@ static void say_totals(const struct trace_totals *found) {
                  "gpt-hook: warning: %s: not written: no process that gpt-hook watched used the CUDA driver",
                  root.path);
     gpt_write_line(line);
-    if (found->processes)
-        say_loss(NULL, found->calls || found->launches ? LOSS_RIGHTS : LOSS_PROGRAM);
+    if (found->processes || is_out_of_reach(found))
+        say_loss(NULL, found->processes && !found->calls && !found->launches ? LOSS_PROGRAM : LOSS_RIGHTS);
     if (found->needing) {
         snprintf(line, sizeof(line),
                  "gpt-hook: buffers of %lu launch%s would need %.*f %s at most, %.*f %s together: "
@@ -171,7 +191,8 @@ void hook_report(void) {
     static atomic_flag reported = ATOMIC_FLAG_INIT;
     int before = errno;
     bool opened;
-    if (root.pid != getpid() || hook_in_vfork || prctl(PR_GET_SECCOMP) || atomic_flag_test_and_set(&reported))
+    if (root.pid != getpid() || hook_in_vfork || hook_may_have_filter() ||
+        atomic_flag_test_and_set(&reported))
         return;
     HOOK_HOLD_SIGNALS;
     loss.kind =
@@ -198,6 +219,7 @@ void hook_report_loss(void) {
 }
 
 void hook_report_setup(void) {
+    filter_setup();
     const char *wanted = getenv("GPT_HOOK_REPORT");
     const char *path = getenv("GPT_HOOK_ROOT");
     int size = 0;

@@ -21,7 +21,7 @@
 static char last_path[4096]; // the last trace that this process, or the process that forked it, started
 static pid_t last_pid;       // the process that started it; survives fork
 
-static void (*survey)(void); // writes the other records of the start and the end
+static void (*survey)(bool end); // writes the other records of the start and the end
 
 // The beginning
 
@@ -85,7 +85,7 @@ static bool start(void) {
 // Runs once the trace has begun.
 static void begin_recording(void) {
     hook_begin_recording();
-    survey();
+    survey(false);
 }
 
 // The end
@@ -100,7 +100,7 @@ void hook_finish(unsigned status) {
     if (!hook_is_ours())
         return;
     int error = errno;
-    survey();
+    survey(true);
     struct thread *thread = hook_this_thread();
     if (thread && hook_use_chunk(thread, hook_new_chunk(hook_chunk_size(0), ENDED))) {
         if (hook_has_tsc)
@@ -142,7 +142,7 @@ static void forget(void) {
 int __register_atfork(void (*)(void), void (*)(void), void (*)(void),
                       void *) __attribute__((weak)); // pthread_atfork calls this in glibc
 
-bool hook_trace_setup(void (*more)(void)) {
+bool hook_trace_setup(void (*more)(bool end)) {
     hook_template = hook_keep_variable("GPT_HOOK_OUTPUT");
     hook_folder = hook_keep_variable("GPT_HOOK_FOLDER");
     if (!hook_template && getenv("GPT_HOOK_OUTPUT"))
@@ -207,9 +207,13 @@ static int create_one(int folder, const char *name, bool *first) {
     char *path = hook_live->path;
     size_t length = strlen(path);
     int file = gpt_create(folder, name, O_RDWR, 0600);
+    bool denied = false;
     *first = file >= 0;
-    if (file < 0 && errno == EEXIST && !hook_may_stay(path)) {
-        hook_turn_off(path, "another run of gpt-hook is writing to it, or it isn't a trace");
+    if (file < 0 && errno == EEXIST && !hook_may_stay(path, &denied)) {
+        hook_turn_off(
+            path, denied ? "this process may not open it: it's another user's, or the process has changed "
+                           "its user"
+                         : "another run of gpt-hook is writing to it, or it isn't a trace");
         return -1;
     }
     if (file < 0 && errno == EEXIST) // another process may be taking them too

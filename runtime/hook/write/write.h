@@ -126,7 +126,7 @@ extern uint64_t hook_run; // identifies a run of gpt-hook, whose processes share
 // other processes may append to the file.
 void hook_sign(struct tail *tail, uint32_t size);
 
-bool hook_may_stay(const char *path);
+bool hook_may_stay(const char *path, bool *denied);
 
 // Write the path of this process's trace to another trace. `how` tells how the process was started, if not by
 // exec.
@@ -280,6 +280,8 @@ enum loss hook_take_loss(char *text, size_t size);
 // The final report of gpt-hook's process.
 
 void hook_report_setup(void);
+// Return whether this program may have installed a seccomp filter, which may kill it if we open a file.
+bool hook_may_have_filter(void);
 void hook_report(void); // in the root process: one line that sums up the trace
 
 void hook_report_loss(void); // before the root process becomes a program without the hook
@@ -548,9 +550,9 @@ void hook_write_recording(bool on);
 
 // The beginning and the end of a trace, and the reasons to end one early.
 
-bool hook_trace_setup(void (*more)(void)); // `more` writes the other records of the start and the end
-void *hook_process_memory(size_t size);    // reads as zero in a forked child too; NULL if memory runs out
-bool hook_is_ours(void);                   // true if this process has started a trace
-void hook_finish(unsigned status);         // ends the trace; later events aren't recorded
+bool hook_trace_setup(void (*more)(bool end)); // `more` writes the other records of the start and the end
+void *hook_process_memory(size_t size);        // reads as zero in a forked child too; NULL if memory runs out
+bool hook_is_ours(void);                       // true if this process has started a trace
+void hook_finish(unsigned status);             // ends the trace; later events aren't recorded
 
 #endif
