@@ -228,7 +228,7 @@ class TrampolineCheck:
 
     def _find_facts(self) -> list[tuple[int, int]]:
         """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
-        moved instruction wrote: they arrive once its barriers do. The second one has the registers that are live at the
+        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
         kernel's next instruction.
         """
         kernel, parts = self.around.original, self.trampoline.parts
