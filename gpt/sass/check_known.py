@@ -15,7 +15,7 @@ from gpt.sass.flow import Flights, InFlight
 from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.words import SIZE
-from gpt.sass.woven import Declaration
+from gpt.sass.woven import Declaration, Moved, Trampoline
 
 KERNEL = -1  # the part that's the kernel's own code
 GENERAL = (1 << 255) - 1
@@ -108,3 +108,24 @@ class Surroundings:
 def registers_named(kernel: Kernel) -> int:
     """Return the registers that a kernel's instructions name, including the functions that it calls."""
     return kernel.named
+
+
+def facts_of_parts(around: Surroundings, trampoline: Trampoline) -> list[tuple[int, int]]:
+    """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
+    moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
+    kernel's next instruction.
+    """
+    masks = around.original.code.masks
+    usable = masks[trampoline.sources[0]].reads
+    back = trampoline.sources[-1] + 1
+    following = back if back < len(around.original.code) else None
+    live: list[int] = []  # backwards
+    for part in reversed(trampoline.parts):
+        following = part.source if isinstance(part, Moved) else following
+        live.append(around.needed(following) if following is not None else 0)
+    found = []
+    for part, one in zip(trampoline.parts, reversed(live), strict=True):
+        found.append((usable, one))
+        if isinstance(part, Moved):
+            usable &= ~masks[part.source].writes
+    return found

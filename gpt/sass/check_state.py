@@ -28,16 +28,16 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
-from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, join
+from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, facts_of_parts, join
 from gpt.sass.check_saves import find_restored, holders, is_slot, keep_copies
 from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
 from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
-from gpt.sass.check_words import rename
+from gpt.sass.check_words import can_split, rename
 from gpt.sass.flow import NOTHING, InFlight, issue, release
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
-from gpt.sass.words import PT, SIZE, bits, guard_of
+from gpt.sass.words import SIZE, bits
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
@@ -57,7 +57,7 @@ class TrampolineCheck:
         self.parts: dict[int, int] = {}  # each instruction's part
         for number, part in enumerate(trampoline.parts):
             self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
-        self._facts = self._find_facts()
+        self._facts = facts_of_parts(around, trampoline)
         self._known = self.code.table.memo(FACTS)
         self._beyond, self._shared = ~around.usable, around.shared
         self._busy: tuple[InFlight, int, int] = NOTHING, 0, 0
@@ -168,9 +168,8 @@ class TrampolineCheck:
                 self._fault(index, "stack", written & STACK_POINTER, "is the stack pointer")
             if written & shared:
                 kept = sum(1 << number for number in {copy[2] for copy in copies}) & around.original.steady
-                self._fault(
-                    index, "shared", written & shared & ~kept, "is named by the kernel, and other lanes may need it"
-                )
+                wrong = written & shared & ~kept
+                self._fault(index, "shared", wrong, "is named by the kernel, and other lanes may need it")
             awaited |= wait
             if flight is not NOTHING:
                 if wait:
@@ -226,26 +225,6 @@ class TrampolineCheck:
         usable = 0 if self._site_waits & ~awaited else usable_at_site
         return arriving | flight.late & ~usable, busy
 
-    def _find_facts(self) -> list[tuple[int, int]]:
-        """Return two sets for each part. The first one has the registers that the first moved instruction reads and no
-        moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
-        kernel's next instruction.
-        """
-        kernel, parts = self.around.original, self.trampoline.parts
-        masks = kernel.code.masks
-        usable = masks[self.trampoline.sources[0]].reads
-        following = self.back if self.back < len(kernel.code) else None
-        live: list[int] = []  # backwards
-        for part in reversed(parts):
-            following = part.source if isinstance(part, Moved) else following
-            live.append(self.around.needed(following) if following is not None else 0)
-        found = []
-        for part, one in zip(parts, reversed(live), strict=True):
-            found.append((usable, one))
-            if isinstance(part, Moved):
-                usable &= ~masks[part.source].writes
-        return found
-
     def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
         one = self.code[index]
         barrier = bits(one.word, 16, 4)
@@ -263,7 +242,7 @@ class TrampolineCheck:
         elif one.name == "BRA":
             assert one.target is not None
             if is_conditional(one):
-                if not state.meetings and _can_split(one.word):
+                if not state.meetings and can_split(one.word):
                     self.faults.append((index, "lanes", "a branch splits lanes without a BSSY of its own"))
                 yield index + 1, state
             yield one.target // SIZE, state
@@ -308,10 +287,8 @@ class TrampolineCheck:
     def _end(self, index: int, state: State, to: int) -> None:
         """Check the state that the kernel finds when it continues at `to`."""
         self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
-        rest = state.ours
-        self._fault(
-            index, "scoreboard", rest.after_waiting(0) | rest.unawaited, "is still in flight at the branch back"
-        )
+        rest = state.ours.after_waiting(0) | state.ours.unawaited
+        self._fault(index, "scoreboard", rest, "is still in flight at the branch back")
         if state.meetings:
             self.faults.append((index, "lanes", "the branch back is between BSSY and BSYNC"))
         stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)
@@ -320,8 +297,3 @@ class TrampolineCheck:
             if is_ours and left > stall:
                 self._fault(index, "stall", mask & EVERY_REGISTER, "isn't there yet at the branch back")
         self.ends.append(state)
-
-
-def _can_split(word: int) -> bool:
-    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
-    return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -29,6 +29,7 @@ from gpt.sass.words import (
     PT,
     SIZE,
     Guard,
+    bits,
     control_of,
     guard_of,
     target_of,
@@ -232,3 +233,8 @@ def rename(mask: int, part: Inserted) -> int:
             if mask >> start + was & 1:
                 found |= 1 << start + now
     return found
+
+
+def can_split(word: int) -> bool:
+    """Return whether lanes may differ in taking a branch. They never do with BRA.DIV: all active lanes take it."""
+    return not guard_of(word).always or bits(word, 87, 4) != PT

@@ -1,13 +1,9 @@
-"""Find the registers that a probe may write at a place in a kernel.
+"""Find the registers for which something is in flight at a place in a kernel.
 
-A register is free at a place if it's dead there and nothing is in flight for it.
-
-*Dead*: on every path from there, it's written before it's read. `live_before` returns the registers that aren't. A
-guarded instruction writes only in some lanes, so the old value stays live.
-
-*In flight*: the hardware doesn't check. An earlier load may still write its result to the register, long after the
-kernel last used it, and an earlier store may not have read its operands yet. Instructions of variable latency announce
-both through scoreboards (words.py). A write barrier is decremented when the result has arrived, by which time the
+A probe may write registers that are dead (live.py) and for which nothing is in flight. The hardware doesn't check the
+second condition. An earlier load may still write its result to the register, long after the kernel last used it, and an
+earlier store may not have read its operands yet. Instructions of variable latency announce both through scoreboards
+(words.py). A write barrier is decremented when the result has arrived, by which time the
 operands have been read too; a read barrier when the operands have been read. Barriers are counters, so waiting for one
 waits for every instruction that uses it.
 
@@ -21,11 +17,9 @@ ever covers are in flight until the kernel ends (`loose` and `late`): the operan
 without a barrier. Most kernels have one of these: they load the stack pointer and never use it. A later LDC may arrive
 earlier (docs/sass-rules.md).
 
-Both are sets of registers, in one bit mask for all register files. They're computed by iterating over the blocks of the
-graph until nothing changes: liveness backwards, in-flight state forwards. At a call of code elsewhere, every register
-that the called code names is live. Each block is first summarized in a few masks, which are all that the iteration
-needs; then each block is walked once more, for its instructions. To find out what a block does to operands queued
-before it, the queue starts with _TOKEN, a bit that belongs to no register.
+The state is computed by iterating over the blocks of the graph until nothing changes. Each block is first summarized in
+a few masks, which are all that the iteration needs; then each block is walked once more, for its instructions. To find
+out what a block does to operands queued before it, the queue starts with _TOKEN, a bit that belongs to no register.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ import numpy as np
 
 from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Block, Graph
-from gpt.sass.masks import EVERY_REGISTER, STARTS, WIDTHS, pack, unpack
+from gpt.sass.masks import STARTS, WIDTHS
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS
 
@@ -56,77 +50,6 @@ _QUEUED = _WIDTH * 2 * BARRIERS  # their positions in a packed state
 _QUEUE_PART, _LOOSE_PART, _LATE_PART = range(2 * BARRIERS, 2 * BARRIERS + 3)
 SHORTEST = 2  # cycles until a barrier shows that something is in flight
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
-
-__all__ = ["EVERY_REGISTER", "InFlight", "in_flight_before", "live_before", "pack", "unpack"]
-
-
-class Live:
-    """The registers, for each instruction, whose values it or a later one may still read.
-
-    A block is only walked when one of its instructions is requested, because probes go to few blocks. `after` has the
-    registers that are live after each block; others than `expected` aren't live anywhere.
-    """
-
-    def __init__(self, code: Code, graph: Graph, after: list[int], expected: int) -> None:
-        self._code, self._graph, self._after, self._expected = code, graph, after, expected
-        self._starts = [start for start, _ in graph.blocks]
-        self._walked: dict[int, list[int]] = {}
-
-    def __len__(self) -> int:
-        return self._graph.blocks[-1].end
-
-    def __iter__(self) -> Iterator[int]:
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: int) -> int:
-        number = bisect_right(self._starts, index) - 1
-        found = self._walked.get(number)
-        if found is None:
-            found = self._walked[number] = self._walk(number)
-        return found[index - self._starts[number]]
-
-    def _walk(self, number: int) -> list[int]:
-        start, end = self._graph.blocks[number]
-        live, found = self._after[number], []
-        for read, _, keep, _ in reversed(self._code.masks[start:end]):
-            live = live & keep | read
-            found.append(live & self._expected)
-        found.reverse()
-        return found
-
-
-def live_before(code: Code, graph: Graph) -> Live:
-    """Return, for each instruction, the registers whose values it or a later one may still read."""
-    masks = code.masks
-    reads, keeps = [], []  # per block: the earlier values that it reads, and the registers that it keeps
-    for number, block in enumerate(graph.blocks):
-        live, kept = (EVERY_REGISTER, 0) if number in graph.calls_out else (0, -1)
-        for read, _, keep, _ in reversed(masks[block.start : block.end]):
-            live = live & keep | read
-            kept &= keep
-        reads.append(live)
-        keeps.append(kept)
-    after = [EVERY_REGISTER if number in graph.calls_out else 0 for number in range(len(reads))]
-    predecessors = graph.predecessors
-    left = [-number for number in range(len(reads) - 1, -1, -1)]  # a heap, the last block first
-    waiting = [True] * len(reads)
-    while left:
-        number = -heappop(left)
-        waiting[number] = False
-        live = reads[number] | after[number] & keeps[number]
-        for other in predecessors[number]:
-            merged = after[other] | live
-            if merged != after[other]:
-                after[other] = merged
-                if not waiting[other]:
-                    waiting[other] = True
-                    heappush(left, -other)
-    expected = -1
-    if graph.calls_out:  # a called function can't expect anything in registers that this code never names
-        expected = 0
-        for read, written, *_ in {id(one): one for one in masks}.values():
-            expected |= read | written
-    return Live(code, graph, after, expected)
 
 
 _NONE = (0,) * BARRIERS

@@ -21,10 +21,11 @@ from gpt.formats.elf import SHF_EXECINSTR
 from gpt.formats.kernel_edit import MAXREG_COUNT, KernelEditor
 from gpt.formats.nvinfo import iter_attributes
 from gpt.sass.code import Code, Instruction
-from gpt.sass.flow import EVERY_REGISTER, Flights, Live, in_flight_before, live_before
+from gpt.sass.flow import Flights, in_flight_before
 from gpt.sass.graph import Graph, make_graph
 from gpt.sass.jump_tables import read_jump_tables
-from gpt.sass.masks import STARTS
+from gpt.sass.live import Live, live_before
+from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.stalls import find_longest, iter_late
 from gpt.sass.tables import Table
 from gpt.sass.words import SIZE, bits, opcode_of

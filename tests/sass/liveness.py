@@ -34,10 +34,10 @@ from typing import cast
 from gpt.formats.closed import find_closed_kernel, is_closed_name
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.sass.code import Code, Instruction
-from gpt.sass.flow import live_before, pack, unpack
 from gpt.sass.graph import Graph
 from gpt.sass.kernels import Kernel, read_kernel
-from gpt.sass.masks import Masks
+from gpt.sass.live import live_before
+from gpt.sass.masks import Masks, pack, unpack
 from gpt.sass.tables import table_of
 from tests import cuda
 from tests.sass.listing import Row, iter_rows

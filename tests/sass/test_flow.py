@@ -8,9 +8,11 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from gpt.formats.cubin_edit import CubinEditor
-from gpt.sass.flow import EVERY_REGISTER, in_flight_before, live_before, pack, unpack
+from gpt.sass.flow import in_flight_before
 from gpt.sass.graph import make_graph
 from gpt.sass.kernels import read_kernel
+from gpt.sass.live import live_before
+from gpt.sass.masks import EVERY_REGISTER, pack, unpack
 from gpt.sass.tables import Registers, table_of
 from gpt.sass.words import NO_BARRIER, control_of, parse_words, with_control
 from tests import cuda

@@ -26,9 +26,10 @@ from gpt.sass.check import Version
 from gpt.sass.check_known import registers_named
 from gpt.sass.check_words import BRANCH, NOP, make_branch
 from gpt.sass.code import Code
-from gpt.sass.flow import SHORTEST, live_before
+from gpt.sass.flow import SHORTEST
 from gpt.sass.graph import is_conditional, make_graph
 from gpt.sass.kernels import RESERVED, STACK, Kernel, read_facts, read_kernel
+from gpt.sass.live import live_before
 from gpt.sass.masks import STARTS, Registers, pack, unpack
 from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table, table_of

@@ -35,8 +35,8 @@ from gpt.probe.sass.shipped import Shipped
 from gpt.probe.sass.waits import announce, await_reads, await_results, space
 from gpt.sass.check_words import FORBIDDEN, NOP, is_collective
 from gpt.sass.code import Code
-from gpt.sass.flow import live_before
 from gpt.sass.graph import make_graph
+from gpt.sass.live import live_before
 from gpt.sass.masks import Registers
 from gpt.sass.tables import Table, UnknownOpcodeError
 from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_control

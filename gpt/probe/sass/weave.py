@@ -19,11 +19,10 @@ counted. In the end, `gpt/sass/check.py` has to prove the kernel correct. If it 
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
+from gpt.base.collector import paused_collector
 from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
@@ -77,22 +76,8 @@ def weave(
     """
     if not arch_of(arch).proven:
         raise LeftAlone("not_proven", arch, kernel)
-    with _paused_collector():
+    with paused_collector():
         return _weave(cubin, kernel, arch, files, compiler, count)
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector, which took up to a seventh of the time. A kernel leaves some thousand objects in
-    cycles at most, which it finds afterwards.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _weave(
