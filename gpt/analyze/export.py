@@ -53,8 +53,10 @@ class Export:
 
         if json:
             raise UsageError("export writes a database: it has no --json")
-        if not shape or not output:
-            raise UsageError("export takes --format sqlite or parquet, and -o FILE")
+        if not shape:
+            raise UsageError("export needs --format sqlite or parquet")
+        if not output:
+            raise UsageError("export needs -o FILE")
         if shape is ExportFormat.parquet:
             load_pyarrow()
         self.kinds = RUNS | SAVES | COSTS | RANGES | NODE_TIMES | DETAILS | {"device", "diag"}

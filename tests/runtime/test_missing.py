@@ -42,7 +42,8 @@ def test_empty_region(demo, tmp_path, mode):
     status = "cuLibraryLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU 209"
     fact = f"no code for this device in the fatbin at 0x{offset}, which had kernel '{FILL}' ({status})"
     assert diag["text"] == fact
-    advice = "to keep it, record this run with the original library and add the trace with gpt-locate --used"
+    advice = "to keep it, record this run with the original library and add the trace with gpt-locate --used, without"
+    advice += " an --arch that leaves out this device"
     assert line == f"gpt-hook: warning: {library}: {fact}; {advice}"
     assert told(run(demo, "--replace", tmp_path / "slim", kernel="matmul")) == []  # kept kernels work
 

@@ -53,7 +53,9 @@ def test_values_that_streams_write_and_wait_for(play):
 
 
 def test_wrong_flags_pitches_and_frees(play):
-    """The driver API's manual says that these are invalid."""
+    """The driver API's manual has the rule for pitches, lists the flags, and says where freed memory must come from.
+    Nobody has tried these on a GPU.
+    """
     source = r"""
     #define VARIABLE ".version 7.0\n.target sm_70\n.address_size 64\n.global .u32 g = 7;\n.const .u32 c = 8;\n"
     int main(void) {

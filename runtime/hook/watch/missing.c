@@ -199,7 +199,7 @@ static bool report(const struct frame *frame, const struct cut_image *place, con
     else
         snprintf(line, sizeof(line),
                  "gpt-hook: warning: %s: %s; to keep it, record this run with the original library and add "
-                 "the trace with gpt-locate --used",
+                 "the trace with gpt-locate --used, without an --arch that leaves out this device",
                  where, fact);
     gpt_write_line(line);
     return true;
