@@ -149,6 +149,7 @@ def test_names_that_share_their_bytes_are_refused():
     names = b"\0" + b"a" * 1_000_000 + b"\0"
     head = forge.elf_header(shoff=64, shnum=count, shstrndx=1, machine=190, type_=2, osabi=0x33)
     table = forge.section(0, 3, offset=64 + 64 * count, size=len(names))
-    cubin = CubinEditor(head + forge.section(0, 0) + table + forge.section(1, 8) * (count - 2) + names)
+    others = b"".join(forge.section(1 + number, 8) for number in range(count - 2))
+    cubin = CubinEditor(head + forge.section(0, 0) + table + others + names)
     with pytest.raises(GptError, match="names overlap"):
         cubin.numbers.get(b"x")

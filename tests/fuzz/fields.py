@@ -53,7 +53,7 @@ def saves() -> list[Record]:
             if type_ == "log":
                 rest = "lane" if level == "thread" else "shared"
                 ops = {"stored": [name if name in ("clock", "sm") else rest for name in fields]}
-                ops |= {"ring": 1, "ranges": ["wait"]} if "ring" in told else {}
+                ops |= {"ring": 1, "ring_size": 96, "ranges": ["wait"]} if "ring" in told else {}
             maps.append(map_ | ops | ({"head": 0} if told.get("counts") is False else {}))
     bins = forge.probe_map("bins", len(maps) + 1, "histogram", "thread", 1, value="u64")
     maps.append(bins | {"stride": 24, "copies": 2, "low": 5, "step": 2, "head": 0, "room": 0})
