@@ -13,6 +13,7 @@
 #include "../common/control.h"
 #include "../common/own.h"
 #include "../common/unwatchable.h"
+#include "../say.h"
 #include "launcher.h"
 #include "options.h"
 #include "probe.h"
@@ -44,6 +45,17 @@ static void save_modules(const char *folder) {
     if (access(folder, W_OK | X_OK))
         fail(BAD, folder, "%s", strerror(errno));
     setenv("GPT_HOOK_MODULES", absolute(folder), 1);
+}
+
+// A command has one hook. If this is part of another run, that run's trace won't have the command.
+static void warn_of_outer_run(void) {
+    const char *outer = getenv("GPT_HOOK_ROOT");
+    char line[PATH_MAX + 128];
+    if (!outer || !*outer)
+        return;
+    snprintf(line, sizeof(line),
+             "gpt-hook: warning: %s won't have this command: another gpt-hook run records it", outer);
+    gpt_write_line(line);
 }
 
 // Put a folder or file at the front of a list in the environment.
@@ -186,6 +198,7 @@ static int run(int argc, char **argv) {
         fail(USAGE, "--max-disk", "the trace goes through gpt-dump, for the callbacks of its probes");
     if (request.disk && is_stream(request.output))
         fail(USAGE, "--max-disk", "a stream has no size; limit what reads it");
+    warn_of_outer_run();
     begin_trace(request.output, request.force, request.quiet, &probe_callbacks, request.command);
 
     set_report(!request.quiet);

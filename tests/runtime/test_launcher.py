@@ -367,3 +367,12 @@ def test_a_path_with_a_blank(tmp_path):
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len([path for path in tmp_path.iterdir() if path.name.startswith("t.mp")]) == 2
+
+
+def test_a_run_inside_a_run_says_which_trace_lacks_the_command(tmp_path):
+    inner = hooked.command("run", "-qo", tmp_path / "inner.mp", "--device", "sim", "--", sys.executable, "-c",
+                           "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")  # fmt: skip
+    done = gpt_hook("run", "-qo", tmp_path / "outer\n.mp", "--device", "sim", "--", *inner)
+    warning = f"gpt-hook: warning: {tmp_path}/outer\\x0a.mp won't have this command: another gpt-hook run records it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", warning)
+    assert [path.name for path in tmp_path.iterdir()] == ["inner.mp"]
