@@ -91,7 +91,7 @@ class Surroundings:
 
     @cached_property
     def joins(self) -> set[int]:
-        """The instructions behind the kernel to which others there may jump."""
+        """The instructions after the kernel's own code to which branches there jump."""
         code, first = self.new, len(self.original.code)
         branches = {number for number, decoder in code.used.items() if decoder.entry.name == "BRA"}
         found = {code[index].target for index in range(first, len(code)) if code.opcodes[index] in branches}

@@ -79,8 +79,8 @@ class PlacedMap:
     @property
     def ring_size(self) -> int | None:
         """The bytes of a ring's room, if the size of the log depends on how many a launch needs."""
-        known = self.map.ring and self.stored and not self.map.budget
-        return ring_bytes(self.layout, self.map.ring) if known and self.map.ring else None
+        ring = self.map.ring if self.stored and not self.map.budget else None
+        return ring_bytes(self.layout, ring) if ring else None
 
     @property
     def copies(self) -> int | None:

@@ -4,8 +4,8 @@
 // The nodes must run one after another: if two ran at the same time, we couldn't tell how much of the time
 // between two events belongs to which. A kernel that may begin before its predecessor ends (programmatic
 // dependent launch) waits for it in the copy. Graphs with parallel nodes aren't timed. Neither are graphs
-// with memory, conditional or child nodes, which can't be cloned, or with host functions. An `untimed` record
-// in the trace gives the reason.
+// with memory, conditional or child nodes, which can't be cloned, or with host functions. For such a graph,
+// the trace has an `untimed` record with the reason.
 
 #include <stdatomic.h>
 #include <stdio.h>
