@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MANUALS = ("bash", "dpkg", "gawk", "gcov", "gdb", "jq", "ld", "make", "objdump", "perf-record", "perf-report", "strace")
 SHORTEST = {"manual": 18, "document": 15, "docstring": 12, "comment": 15}  # in words
+MODULES = (".", "asyncio", "importlib", "multiprocessing")  # folders of Python's library
 OURS = {"manual": 6, "document": 3, "docstring": 8, "comment": 3}  # shares of a sample
 OTHERS = {"manual": 8, "docstring": 8, "comment": 4}
 COMMENT = {
@@ -94,7 +95,7 @@ def read_others() -> dict[str, list[Paragraph]]:
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
-        for folder in (".", "asyncio", "importlib", "multiprocessing")
+        for folder in MODULES
         for path in sorted((library / folder).glob("*.py"))
     ]
     return {
