@@ -93,11 +93,7 @@ def read_ours() -> dict[str, list[Paragraph]]:
 def read_others() -> dict[str, list[Paragraph]]:
     """Return the paragraphs of other projects, by kind. A manual page that isn't installed adds nothing."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for folder in MODULES
-        for path in sorted((library / folder).glob("*.py"))
-    ]
+    files = [path for folder in MODULES for path in sorted((library / folder).glob("*.py"))]
     return {
         "manual": list(in_manuals((name, ["man", "-P", "cat", name]) for name in MANUALS)),
         "docstring": list(in_docstrings(files)),
