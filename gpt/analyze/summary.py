@@ -348,9 +348,11 @@ def _choose(given: Mapping[str, Any]) -> Analysis | None:
     if given["top"]:
         raise UsageError("--by can't be combined with --top")
     from gpt.analyze.lib.attribution import attribute, find_lack
-    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES, SITES
+    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES, SAMPLES, SITES
 
-    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | NODE_TIMES | RANGES | (SITES if by == By.stack else frozenset())
+    kinds = (
+        CALLS | GPU_TIMES | GRAPHS | NODES | NODE_TIMES | RANGES | (SITES | SAMPLES if by == By.stack else frozenset())
+    )
     return of_model(lambda trace: attribute(trace, by), "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
 
 
