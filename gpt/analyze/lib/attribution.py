@@ -181,14 +181,8 @@ NO_STACKS = (
 
 
 def attribute(trace: TraceModel, by: str) -> Answers:
-    """Yield launches and GPU time by kernel, range, module, layer or stack, and samples of the host by stack."""
+    """Yield launches and GPU time by kernel, range, module, layer or stack."""
     manner = MANNERS[by]
-    if manner.stacks and any(len(process.samples) for process in trace.processes):
-        from gpt.analyze.lib.sampled_stacks import add_up_samples
-
-        yield from add_up_samples(trace)
-        if not any(len(process.sites) for process in trace.processes):
-            return
     rows: dict[str, Sums] = defaultdict(Sums)
     parts = [part for number in range(len(trace.processes)) for part in _add_up(trace, number, manner)]
     verdict = _Verdict(by, bool(trace.gpus()))

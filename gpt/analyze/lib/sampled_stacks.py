@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.attribution import CALLER, FRAMES, TOP, attribute
 from gpt.analyze.lib.host_samples import NO_CALL, HostSamples
 from gpt.analyze.lib.idle_times import find_idle
 from gpt.screen.units import amount, human_share
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
     from gpt.trace.spill import Array, Sorted
 
-CALLER, FRAMES, TOP = " < ", 8, 40
 COLUMNS = (
     Column("name", "text", title="thread was in"),
     Column("samples", "u64"),
@@ -32,7 +32,15 @@ COLUMNS = (
 )
 
 
-def add_up_samples(trace: TraceModel) -> Answers:
+def attribute_stacks(trace: TraceModel) -> Answers:
+    """Yield the samples of the host by stack, and launches and GPU time, as far as the trace has these stacks."""
+    if any(len(process.samples) for process in trace.processes):
+        yield from _add_up_samples(trace)
+    if any(len(process.sites) for process in trace.processes):
+        yield from attribute(trace, "stack")
+
+
+def _add_up_samples(trace: TraceModel) -> Answers:
     """Yield the stacks of all samples, those in which the GPU was idle most often first."""
     timed = bool(trace.gpus())
     idle = find_idle(trace)[1] if timed else []
