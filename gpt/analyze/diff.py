@@ -110,8 +110,8 @@ class Compared(NamedTuple):
 
 
 class Diff:
-    """Collects the runs of both sides. `runs` has the names of A's inputs and of B's, and `empty` those of the empty
-    files beside them.
+    """Collects the runs of both sides. `runs` has the names of A's and of B's inputs, and `empty` the names of empty
+    files in the same folders.
     """
 
     streams = True

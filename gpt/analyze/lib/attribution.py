@@ -175,8 +175,8 @@ MANNERS = {
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
 NO_STACKS = (
-    "no call stacks in the trace: 'gpt-hook run --stacks kernel,graph' records those of launches, and --sample-host 50 "
-    "those of the launching threads, 50 times a second"
+    "no call stacks in the trace: 'gpt-hook run --stacks kernel,graph' records where launches came from, and "
+    "--sample-host 50 where the launching threads were, 50 times a second"
 )
 
 

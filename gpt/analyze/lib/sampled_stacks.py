@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 def attribute_stacks(trace: TraceModel) -> Answers:
-    """Yield the samples of the host by stack, and launches and GPU time, as far as the trace has these stacks."""
+    """Yield the samples of the host by stack, and then launches and GPU time, if their stacks were recorded."""
     if any(len(process.samples) for process in trace.processes):
         yield from _add_up_samples(trace)
     if any(len(process.sites) for process in trace.processes):

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
 CAUSE, DEFAULT = "default stream", 0
-FAST = 20_000  # ns from the end of a kernel to the begin of one that waited for it
+FAST = 20_000  # maximum ns from the end of a kernel to the begin of the next, if that waited for it
 OFTEN, PART = 10, 0.1  # minimum number of kernels that waited, and minimum share of the time
 FEW = 0.1  # maximum number of calls that make streams wait, per kernel that waited
 
 
 class Turns(NamedTuple):
-    """How many kernels waited for one in another stream, the ns that they then ran, and the number of other streams."""
+    """The number of kernels that waited for one in another stream, their ns, and the number of other streams."""
 
     kernels: int
     time: int
