@@ -1,7 +1,7 @@
 """Find when kernels ran, from the clocks that the probe block_sched saved for their blocks.
 
 A block saves its SM's clock when it begins and ends, and the GPU's time in ns when its first thread ends. In older
-traces, each warp does, or the time is that of the block's end. The clocks say how long before that time the block
+traces, each warp does, or the time was read when the block ended. The clocks say how long before that time the block
 began, and how long after it the block ended. Clocks are converted to ns at the SM's clock rate, which follows from
 comparing launches. To align the GPU's times with the clock of the calls, we assume that the launch with the shortest
 delay before its first warp had no delay.
@@ -66,7 +66,7 @@ def _times(found: list[tuple[Launch, npt.NDArray[np.void]]]) -> Times:
 
 
 def _moved(slots: npt.NDArray[np.void], zero: int, rate: float, clocks: npt.NDArray[np.uint64] | int) -> Whole:
-    """Return the times in ns, after `zero`, at which so many clocks had passed since the start of each record."""
+    """Return the times in ns, after `zero`, when `clocks` had passed since the start of each record."""
     read = (slots["end"] - np.uint64(zero)).view(np.int64)
     return read + np.rint((clocks - find_paired(slots).astype(np.float64)) * rate).astype(np.int64)
 

@@ -81,7 +81,7 @@ def test_each_block_has_a_begin_and_an_end(name):
 
 @pytest.mark.parametrize("name", [full("reduction-2x256-5"), "groups-2x50-5", full("products-2x64-5")])
 def test_repeated_launch_adds_to_existing_values(name):
-    """Bytes double, and a block's last clock is that of the later run."""
+    """Bytes double, and a block's last clock comes from the later run."""
     case = CASE[name]
     made, _ = check(name, "block_sched", "gmem_bytes")
     first = running.run(case, made)
