@@ -1,9 +1,9 @@
-"""Read the names that XLA gives to its NVTX ranges, such as those of JAX.
+"""Read the names that XLA, and so JAX, gives to its NVTX ranges.
 
 A range around each piece of work names the operations in it:
-`Thunk:#name=jit(step)/transpose(jvp(layer0))/mlp/bf,fd->bd/dot_general,hlo_op=fusion.3,unique_hlo_op_id=4#`. The scopes
-between the function and the operation are those of jax.named_scope or of Flax, and `transpose` marks a backward pass.
-So this work belongs to `layer0.mlp (backward)`.
+`Thunk:#name=jit(step)/transpose(jvp(layer0))/mlp/bf,fd->bd/dot_general,hlo_op=fusion.3,unique_hlo_op_id=4#`. Between
+the function and the operation are the scopes of jax.named_scope or Flax, and `transpose` marks a backward pass. So this
+work belongs to `layer0.mlp (backward)`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def name_scope(text: str) -> str | None:
     if not text.startswith(THUNK) or end < 0:
         return None
     parts, backward = [], False
-    for part in _split(text[len(THUNK) : end].partition(";")[0]):  # of several operations, the first one
+    first, *_ = text[len(THUNK) : end].split(";", 1)  # the first of several operations
+    for part in _split(first):
         backward |= part.startswith("transpose(")
         while inner := WRAPPED.fullmatch(part):
             part = inner[1]
