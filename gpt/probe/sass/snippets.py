@@ -5,8 +5,8 @@ the snippet. Without the RET, the word after the snippet has to take over the wa
 waits that a function leaves to its caller.
 
 ptxas has a mode for the code that NVIDIA's own tools insert into kernels (-astoolspatch). It uses no uniform registers,
-and no descriptors for global memory, for which a function needs uniform registers, too. Its functions have 16 registers
-apart from the ones that calls keep, and no redux. What needs more is compiled as a separate function (-c).
+and no descriptors for global memory, for which a function needs uniform registers, too. But it has no redux, and only
+16 registers besides the registers that calls preserve. What needs more is compiled as a separate function (-c).
 
 Compiled words are cached in memory and in the user's cache, by a digest of their text. The package ships words for the
 built-in probes under the same keys (shipped.py), so these need no ptxas. A body's text depends on the face, on the
