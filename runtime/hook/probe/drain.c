@@ -10,19 +10,13 @@
 // others are queued before it, or it's in the driver's per-thread default stream, which only its own
 // thread can name.
 
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "common/broker.h"
-#include "common/own.h"
 #include "driver_calls.h"
 #include "hook/write/write.h"
 #include "probe.h"
@@ -475,73 +469,4 @@ void hook_write_parts(struct slab *slab, const struct save *save, const struct w
     if (lost)
         HOOK_WRITE(buffer, .launch = save->id, .map = map->number, .size = size,
                    .lost = hook_str(lost->code));
-}
-
-// -- The side file ---------------------------------------------------------
-//
-// The file next to the trace, for large buffers. Only one thread writes to it.
-
-static int side_file = -1;
-static struct stat side; // its identity, once it exists
-static uint64_t side_size;
-static char side_path[4200];
-
-static bool is_side(int file) {
-    struct stat found;
-    return !fstat(file, &found) && found.st_dev == side.st_dev && found.st_ino == side.st_ino;
-}
-
-// Never use an existing file, even if it's ours: take the next number.
-static int make_side(void) {
-    int file = -1, size = snprintf(side_path, sizeof(side_path) - 16, "%s.buffers", hook_live->path);
-    for (int number = 2; file < 0 && number < 1000 && (number == 2 || errno == EEXIST); number++) {
-        file = gpt_create(AT_FDCWD, side_path, O_WRONLY, 0600);
-        if (file < 0)
-            snprintf(side_path + size, 16, ".%d", number);
-    }
-    return file;
-}
-
-// The program may close descriptors that it didn't open, and then get the same number for a file of its own.
-// So before each use, we check whose file it is.
-static bool open_side(void) {
-    bool made = *side_path;
-    if (made && side_file >= 0 && is_side(side_file))
-        return true;
-    if (made && !side.st_ino)
-        return false; // it was tried
-    side_file = gpt_set_aside(made ? open(side_path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW) : make_side());
-    if (!made && side_file >= 0)
-        fstat(side_file, &side);
-    if (side_file >= 0 && is_side(side_file))
-        return true;
-    if (side_file >= 0)
-        close(side_file); // the program put another file in its place
-    side_file = -1;
-    return false;
-}
-
-static bool write_side(uint64_t offset, const char *data, uint64_t size) {
-    for (uint64_t done = 0; done < size;) {
-        ssize_t more = pwrite(side_file, data + done, size - done, (off_t)(offset + done));
-        if (more < 0 && errno == EINTR)
-            continue;
-        if (more <= 0)
-            return false;
-        done += (uint64_t)more;
-    }
-    return true;
-}
-
-bool hook_put_beside(const void *data, uint64_t size, uint64_t *offset) {
-    if (!hook_may_write((size + 7) / 8 * 8, false) || !open_side() || !write_side(side_size, data, size))
-        return false;
-    *offset = side_size;
-    side_size += (size + 7) / 8 * 8;
-    return true;
-}
-
-const char *hook_name_beside(void) {
-    const char *slash = strrchr(side_path, '/');
-    return slash ? slash + 1 : side_path;
 }

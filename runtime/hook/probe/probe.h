@@ -134,7 +134,7 @@ uint64_t hook_number_of_map(const struct woven *woven,
 void hook_retell(struct cursor from, const struct woven *woven, uint32_t number, uint32_t function,
                  unsigned before);
 
-// -- drain.c ---------------------------------------------------------------
+// -- side_file.c -----------------------------------------------------------
 
 // NAME.buffers, the file next to the trace.
 

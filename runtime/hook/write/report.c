@@ -140,6 +140,11 @@ static void say_totals(const struct trace_totals *found) {
     }
     if (found->probed || found->unprobed || (found->processes && gpt_is_selecting() && !found->needing))
         hook_say_coverage(found->probed, found->unprobed, found->launches);
+    if (found->lost) {
+        snprintf(line, sizeof(line), "gpt-hook: warning: %lu launch%s lost what %s saved: %s", found->lost,
+                 found->lost == 1 ? "" : "es", found->lost == 1 ? "it" : "they", found->why_lost);
+        gpt_write_line(line);
+    }
     if (found->dropped)
         say_logs(found);
     uint64_t counted = hook_limit_stopped(), stopped = counted > found->stopped ? counted : found->stopped;
