@@ -17,10 +17,10 @@ import numpy as np
 from gpt.base.errors import MalformedError
 from gpt.stream import records
 from gpt.stream.wire import Segments
-from gpt.trace.buffers import Probes
 from gpt.trace.clock import Clock
 from gpt.trace.graphs import Graphs
 from gpt.trace.machines import identity, machine_of
+from gpt.trace.probes import Probes
 from gpt.trace.rows import ARGUMENTS, CALL, COUNTS, GPU_CALLS, GPU_TIMES, LAUNCHES, Collector
 from gpt.trace.samples import Samples
 from gpt.trace.select import Selected, Selection

@@ -14,7 +14,7 @@ import pytest
 
 from gpt.probe.read.load import BUILTIN
 from gpt.stream import records, wire
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.analyze import asked
 from tests.runtime import hooked, probing
 from tests.trace import forge

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from gpt.base.errors import GptError
 from gpt.stream import wire
-from gpt.trace.buffers import COUNT, Probes
+from gpt.trace.buffers import COUNT
+from gpt.trace.probes import Probes
 from tests.runtime import packing
 
 KINDS = "map", "kernel", "probed", "buffer"

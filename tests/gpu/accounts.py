@@ -27,7 +27,8 @@ if str(ROOT) not in sys.path:
 
 from gpt.stream import wire  # noqa: E402
 from gpt.stream.reasons import find_reason  # noqa: E402
-from gpt.trace.buffers import Buffer, Probes, SavedBuffer  # noqa: E402
+from gpt.trace.buffers import Buffer, SavedBuffer  # noqa: E402
+from gpt.trace.probes import Probes  # noqa: E402
 from gpt.trace.rows import LAUNCHES, parse_layout  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
-from gpt.trace.buffers import Probes  # noqa: E402
+from gpt.trace.probes import Probes  # noqa: E402
 from tests.gpu import accounts  # noqa: E402
 from tests.gpu.light import Gpu  # noqa: E402
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from gpt.stream import wire  # noqa: E402
 from gpt.stream.reasons import find_reason  # noqa: E402
-from gpt.trace.buffers import Probes  # noqa: E402
+from gpt.trace.probes import Probes  # noqa: E402
 
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"

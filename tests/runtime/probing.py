@@ -17,8 +17,8 @@ import pytest
 from gpt.probe.read.load import find_probe
 from gpt.stream import records, wire
 from gpt.stream.reasons import find_reason
-from gpt.trace.buffers import Probes
 from gpt.trace.parts import SideFiles, parse_part, unpack_part
+from gpt.trace.probes import Probes
 from tests import cuda
 from tests.runtime import hooked, simulated
 from tests.tiers import full

@@ -13,7 +13,7 @@ from tests.runtime import hooked
 
 FOLDER = hooked.ROOT / "tests/runtime/buffers"
 PROBE = hooked.ROOT / "runtime/hook/probe"
-POOL = ("slabs.c", "marks.c", "buffers.c", "moments.c", "rooms.c")
+POOL = ("slabs.c", "marks.c", "buffers.c", "moments.c", "rooms.c", "side_file.c")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *hooked.INCLUDE)
 
 FAULTS = tomllib.loads((FOLDER / "faults.toml").read_text())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpt.stream.wire import read_records
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.analyze import asked
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.runtime import hooked
 from tests.runtime.killing import ENDLESS, KINDS, LATE, complete, kill_one
 from tests.runtime.probing import build, in_both_forms

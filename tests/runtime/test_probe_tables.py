@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from gpt.stream.wire import read_records
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.analyze.asked import ask
 from tests.runtime import hooked, probing
 from tests.runtime.ends import CLIENT, PTX

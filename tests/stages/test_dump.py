@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpt.stream import records, wire
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.runtime import hooked
 from tests.stages.contract import run
 from tests.trace import forge

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MANUALS = ("bash", "dpkg", "gawk", "gcov", "gdb", "jq", "ld", "make", "objdump", "perf-record", "perf-report", "strace")
 SHORTEST = {"manual": 18, "document": 15, "docstring": 12, "comment": 15}  # in words
+MODULES = (".", "asyncio", "importlib", "multiprocessing")  # folders of Python's library
 OURS = {"manual": 6, "document": 3, "docstring": 8, "comment": 3}  # shares of a sample
 OTHERS = {"manual": 8, "docstring": 8, "comment": 4}
 COMMENT = {
@@ -92,11 +93,7 @@ def read_ours() -> dict[str, list[Paragraph]]:
 def read_others() -> dict[str, list[Paragraph]]:
     """Return the paragraphs of other projects, by kind. A manual page that isn't installed adds nothing."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        path
-        for folder in (".", "asyncio", "importlib", "multiprocessing")
-        for path in sorted((library / folder).glob("*.py"))
-    ]
+    files = [path for folder in MODULES for path in sorted((library / folder).glob("*.py"))]
     return {
         "manual": list(in_manuals((name, ["man", "-P", "cat", name]) for name in MANUALS)),
         "docstring": list(in_docstrings(files)),

@@ -1,9 +1,20 @@
 """The blind test: its paragraphs come from both sides, without their sources."""
 
+import shutil
+
 from tests.style import blind, sample
 
 
-def test_key_names_the_source_of_each_paragraph(tmp_path, capsys):
+def test_key_names_the_source_of_each_paragraph(tmp_path, capsys, monkeypatch):
+    """A part of the tree has paragraphs of each kind, and a few manual pages and modules of Python are enough."""
+    for name in ("README.md", "CHANGELOG.md"):
+        (copy := tmp_path / "tree" / name).parent.mkdir(exist_ok=True)
+        shutil.copy(blind.ROOT / name, copy)
+    for name in ("docs", "man/man5", "gpt/base", "tests/style", "runtime/common"):
+        shutil.copytree(blind.ROOT / name, tmp_path / "tree" / name)
+    monkeypatch.setattr(blind, "ROOT", tmp_path / "tree")
+    monkeypatch.setattr(blind, "MANUALS", blind.MANUALS[:2])
+    monkeypatch.setattr(blind, "MODULES", ("asyncio",))
     path = tmp_path / "test"
     blind.main([str(path), "--count", "20", "--seed", "7"])
     texts = path.read_text()

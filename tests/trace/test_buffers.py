@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.stream import records
 from gpt.stream.reasons import Reason
-from gpt.trace.buffers import MapLayout, Probes
+from gpt.trace.buffers import MapLayout
 from gpt.trace.parts import SideFiles
+from gpt.trace.probes import Probes
 from tests.tiers import examples
 from tests.trace import forge
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpt.base.errors import GptError, MalformedError, MissingError
 from gpt.stream import records
-from gpt.trace.buffers import Probes
 from gpt.trace.parts import MAX_PART, SideFiles, parse_part, unpack_part
+from gpt.trace.probes import Probes
 from tests.runtime import packing
 from tests.tiers import every, examples
 from tests.trace import forge

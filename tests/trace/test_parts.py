@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpt.base.errors import GptError, MalformedError, MissingError, TruncatedError
 from gpt.stream import records
 from gpt.trace import parts
-from gpt.trace.buffers import Probes
+from gpt.trace.probes import Probes
 from tests.tiers import examples
 from tests.trace import forge
 

@@ -24,9 +24,10 @@ from gpt.compat.neutrino.kernels import KernelFolders, Settings
 from gpt.compat.neutrino.results import ResultSection, make_section, write_result
 from gpt.stream import wire
 from gpt.stream.reasons import find_reason
-from gpt.trace.buffers import COUNT, Buffer, MapLayout, Probes, SavedBuffer
+from gpt.trace.buffers import COUNT, Buffer, MapLayout, SavedBuffer
 from gpt.trace.complete_launches import WholeLaunch
 from gpt.trace.kinds import CALLS, LOADS
+from gpt.trace.probes import Probes
 from gpt.trace.process import LoadedFunction, Process
 
 Record = dict[str, Any]

@@ -755,7 +755,7 @@ void hook_wait_no_longer(void); // under hook_pools_lock: treat everything still
 bool hook_next_replayed(const struct save *of, size_t *at, struct save *node);
 void hook_end_replay(struct replay *replay);
 
-// -- graph_exec.c ----------------------------------------------------------
+// -- graph_change.c --------------------------------------------------------
 
 // Handlers of calls that change single nodes, in executable graphs and in graphs that the program is
 // building.
@@ -763,6 +763,8 @@ void hook_end_replay(struct replay *replay);
 extern handler hook_before_exec_kernel, hook_after_exec_kernel, hook_before_exec_node, hook_after_exec_node,
     hook_after_node_enabled, hook_before_exec_copy, hook_before_exec_set, hook_before_packed,
     hook_after_packed;
+
+// -- graph_exec.c ----------------------------------------------------------
 
 // Handlers of calls that make or destroy executable graphs, or update one from a graph.
 
@@ -930,6 +932,8 @@ static inline void hook_end_burst(void) {
 void hook_ask_for(const struct looked_up *function, const char *name);
 asks_for_kernel hook_ask_later;   // doesn't load anything yet
 void hook_await(uint64_t handle); // waits until the kernel is loaded, at most for --wait
+
+// -- question.c ------------------------------------------------------------
 
 // The request for a kernel, and the key of its result in the cache.
 

@@ -1,4 +1,4 @@
-// The side file: the file next to the trace, for large buffers. Only one thread writes to it.
+// The file next to the trace, for large buffers. Only one thread writes to it.
 
 #include <errno.h>
 #include <fcntl.h>

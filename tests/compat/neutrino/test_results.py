@@ -9,7 +9,8 @@ import pytest
 
 from gpt.compat.neutrino.reader import BEGIN, END, ReadMap, make_reader
 from gpt.compat.neutrino.results import align_clocks, fields_of, make_section, write_result
-from gpt.trace.buffers import MapLayout, Probes
+from gpt.trace.buffers import MapLayout
+from gpt.trace.probes import Probes
 from gpt.trace.rooms import ClockPairs
 from tests.trace import forge
 
