@@ -78,13 +78,17 @@ def _mad(use: InstructionUse) -> str:
     """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
-    minus, values = [], []
+    minus: list[bool] = []
+    values: list[tree.Operand] = []
     for one in given:
-        of_register = isinstance(one, tree.Prefixed) and isinstance(one.operand, tree.Name)
-        if of_register and one.prefixes != ("-",):
-            raise Unsupported(f"'{one}': only '-' is possible")
-        minus.append(of_register)
-        values.append(one.operand if of_register else one)
+        if isinstance(one, tree.Prefixed) and isinstance(one.operand, tree.Name):
+            if one.prefixes != ("-",):
+                raise Unsupported(f"'{one}': only '-' is possible")
+            minus.append(True)
+            values.append(one.operand)
+        else:
+            minus.append(False)
+            values.append(one)
     a, b, c = values
     if (minus[0] != minus[1]) + minus[2] + bool(words["po"]) > 1:
         raise Unsupported("only one of '.po', a negated product and a negated third operand is possible")
