@@ -119,7 +119,7 @@ def ctl(*words: object, **more) -> subprocess.CompletedProcess[str]:
 
 def order(*words: object) -> None:
     done = ctl(*words)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 
 
 def status(pid: int) -> dict:
