@@ -204,9 +204,8 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
     """Yield the modules or NVTX ranges in which the kernel nodes were created, or nothing if no graph's nodes are
     known.
     """
-    from gpt.analyze.lib.attribution import fold
     from gpt.trace.calls_store import times_of
-    from gpt.trace.modules import find_modules
+    from gpt.trace.modules import find_modules, fold
 
     rows: list[tuple[Any, ...]] = []
     for graph in found:
