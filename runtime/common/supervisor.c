@@ -208,7 +208,7 @@ static void give_up(struct worker *worker, bool late) {
         client->again = true;
         client->worker = NULL;
     } else if (client)
-        reply(client, status ? status : GPT_MISSING,
+        reply(client, status && !late ? status : GPT_MISSING,
               late ? GPT_FAULT(pipeline_late, fault) : GPT_FAULT(pipeline_failed, fault), NULL);
     worker_end(worker);
 }

@@ -135,7 +135,7 @@ def test_a_folder_of_any_name(tmp_path, program):
     [
         ("absent.py", "absent.py: no such callback next to its probe file"),
         pytest.param("/nonexistent/x", "/nonexistent/x: ", marks=pytest.mark.full),
-        pytest.param("mine.toml", "mine.toml: no such callback beside", marks=pytest.mark.full),
+        pytest.param("mine.toml", "mine.toml: no such callback next to its probe file", marks=pytest.mark.full),
     ],
 )
 def test_missing_callback_is_reported_before_the_run(tmp_path, program, callback, said):
