@@ -110,16 +110,18 @@ class Compared(NamedTuple):
 
 
 class Diff:
-    """Collects the runs of both sides. `runs` has the names of A's inputs and of B's."""
+    """Collects the runs of both sides. `runs` has the names of A's and of B's inputs, and `empty` the names of empty
+    files in the same folders.
+    """
 
     streams = True
     apart = True
 
-    def __init__(self, runs: tuple[list[str], list[str]]) -> None:
+    def __init__(self, runs: tuple[list[str], list[str]], empty: Sequence[list[str]] = ()) -> None:
         from gpt.trace.kinds import COVERED, RUNS
 
         self.kinds = RUNS | COVERED | {"device", "map"}
-        self._first = len(runs[0])
+        self._first, self._empty = len(runs[0]), empty
         self._runs = [RunSummary(name) for side in runs for name in side]
         self._open: dict[Process, ProcessTotals] = {}
 
@@ -159,7 +161,7 @@ class Diff:
         for run in self._runs:
             run.rename(names)
         kernels = _compare([run.kernels for run in a], [run.kernels for run in b], max(on_gpu))
-        yield answer_sides(a, b)
+        yield answer_sides(a, b, self._empty)
         work = _compare([run.work for run in a], [run.work for run in b], max(on_gpu))
         yield _answer_whole(a, b, functions, [*kernels, *work])
         rows = [(one.name, one.type, *_row(one), one.a.bytes or None, one.b.bytes or None) for one in functions]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.host_calls import Copied
     from gpt.analyze.lib.idle_causes import Reasons, Times
     from gpt.analyze.lib.idle_times import Use
+    from gpt.analyze.lib.turns import Turns
     from gpt.trace.machines import Header
     from gpt.trace.model import TraceModel
 
@@ -116,6 +117,7 @@ class IdlePart:
     kernels: list[tuple[float, float]]  # ns of kernels, and the same weighted by the share of SMs without a block
     names: list[dict[str, float]]  # ns of the kernels that took most of the time
     trends: list[Trend | None]  # how the time changes that the kernel with the most time takes
+    turns: list[Turns | None]  # kernels that waited because of the default stream
     counted: list[int]
     loaded: tuple[int, int]  # how many kernels were loaded in their first launch, and the ns spent on that
     partial: bool  # True if other work ran that the selection excludes
@@ -130,13 +132,14 @@ class Idle(Parts[IdlePart]):
     def find(self, trace: TraceModel) -> IdlePart:
         """Find the idle times of all GPUs and their causes."""
         from gpt.analyze.lib.busy_causes import find_most_used, sum_unused
-        from gpt.analyze.lib.host_calls import HostCalls
+        from gpt.analyze.lib.host_calls import RUNNING, WAITING, HostCalls
         from gpt.analyze.lib.idle_causes import find_reasons
         from gpt.analyze.lib.idle_times import find_idle
+        from gpt.analyze.lib.turns import find_turns
 
         uses, idle, times = find_idle(trace)
         headers = [process.header for process in trace.processes]
-        part = IdlePart(headers, uses, [], [], [], [], [], [], [], (0, 0), False)
+        part = IdlePart(headers, uses, [], [], [], [], [], [], [], [], (0, 0), False)
         ran = {number for use in uses for number in use.processes}
         for number in range(len(trace.processes)):
             host = HostCalls(trace, number)
@@ -148,6 +151,8 @@ class Idle(Parts[IdlePart]):
             longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
             part.names.append({names.get(function, f"#{function}"): time for function, time in longest})
             part.trends.append(find_most_used(trace, number, times[number]))
+            waits = sum(host.noted[name][0] for name in (*WAITING, *RUNNING) if name in host.noted)
+            part.turns.append(find_turns(trace, number, host.blocks, waits))
             part.counted.append(trace.counted(number) if number in ran else 0)
         part.uses = [
             use._replace(first=use.first - began, last=use.last - began)
@@ -168,16 +173,6 @@ class Idle(Parts[IdlePart]):
         """
         if any(part.uses for part in parts):
             yield from _Answer(parts).iter()
-
-
-def _describe_times(times: Times) -> str:
-    """Return how often something happened and how long it took on average. If one of these times was more than half of
-    the total, return the total and the longest instead.
-    """
-    count = amount(times.count, "time")
-    if times.count > 1 and 2 * times.longest > times.total:
-        return f"{count}, {human_time(times.total)} together, {human_time(times.longest)} of it once"
-    return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
 
 
 def _waited(cause: str, times: Times) -> int | None:
@@ -231,6 +226,7 @@ class _Answer:
             self._unused += sum(unused for _, unused in part.kernels)
             first += len(part.headers)
         self._trends = [trend for part in parts for trend in part.trends if trend]
+        self._turns = [turns for part in parts for turns in part.turns if turns]
         self._counted = sum(count for part in parts for count in part.counted)
         self._loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
         self._untimed = [
@@ -310,6 +306,7 @@ class _Answer:
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
         """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
         from gpt.analyze.lib.busy_causes import describe_copies, find_kernels, find_polling, find_shared, find_slower
+        from gpt.analyze.lib.turns import describe_turns
 
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
@@ -328,7 +325,8 @@ class _Answer:
             rows = iter([(SMALL, unused, told)])
         else:
             rows = find_kernels(self._names, sum(use.kernels for use in self._all()), self._whole)
-        others = *find_slower(self._trends, self._whole), *find_shared(self._uses)
+        waited = describe_turns(self._turns, self._whole)
+        others = *find_slower(self._trends, self._whole), *find_shared(self._uses), *([waited] if waited else ())
         for cause, time, told in (*rows, *others, *find_polling(self._noted, self._whole)):
             yield cause, None, time, 100 * time / (self._whole or 1), told
 
@@ -354,7 +352,7 @@ class _Answer:
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
         each = "" if times.count == 1 else " each"
-        often = _describe_times(times)
+        often = causes.describe_times(times)
         where = self._find_range(cause, names)
         share = human_share(100 * times.total / (self._whole or 1))
         waited = human_time(times.waited / times.count)

@@ -348,10 +348,13 @@ def _choose(given: Mapping[str, Any]) -> Analysis | None:
     if given["top"]:
         raise UsageError("--by can't be combined with --top")
     from gpt.analyze.lib.attribution import attribute, find_lack
-    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES, SITES
+    from gpt.analyze.lib.sampled_stacks import attribute_stacks
+    from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES, SAMPLES, SITES
 
-    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | NODE_TIMES | RANGES | (SITES if by == By.stack else frozenset())
-    return of_model(lambda trace: attribute(trace, by), "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
+    stacks = by == By.stack
+    kinds = CALLS | GPU_TIMES | GRAPHS | NODES | NODE_TIMES | RANGES | (SITES | SAMPLES if stacks else frozenset())
+    find = attribute_stacks if stacks else lambda trace: attribute(trace, by)
+    return of_model(find, "", kinds, need=lambda trace: find_lack(by, trace), drains=True)
 
 
 OPTIONS: dict[str, Any] = {

@@ -109,6 +109,12 @@ def find_runs(path: Path) -> list[Path]:
     return _members(path, _is_run, "no trace in this folder")
 
 
+def find_empty(path: Path) -> list[Path]:
+    """Return the empty files in a folder of runs, sorted by name: traces of runs that ended before they wrote any."""
+    found = sorted(path.iterdir())[:MOST_FOLDERS] if path.is_dir() and not _is_trace(path) else []
+    return [one for one in found if is_regular(one, follow=False) and not one.stat().st_size]
+
+
 def _is_run(path: Path) -> bool:
     name, _, number = path.name.rpartition(".")
     if number.isascii() and number.isdecimal() and path.with_name(name).exists():

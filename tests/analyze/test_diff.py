@@ -438,3 +438,18 @@ def test_kernels_of_one_side_and_other_numbers_of_processes(tmp_path):
     assert "B ran with another number of processes: that may be why" in told
     assert told[-2] == "in calls, most of it: cuInit, 20ns longer: 1 call in A, 2 calls in B"
     assert told[-1] == "on the GPU, most of it: kernel new, 6.00ms longer, only in B; only in A: kernel old, 1.50ms"
+
+
+def test_empty_files_in_a_folder_are_named(tmp_path):
+    for side, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"run{number}.mp").write_bytes(forge.pack(trace(10 * side + number, 10, 3000, {})))
+    for number in (3, 4):
+        (tmp_path / "b" / f"run{number}.mp").write_bytes(b"")
+    (tmp_path / "b" / "link.mp").symlink_to("run3.mp")
+    done = run("diff", "--json", tmp_path / "a", tmp_path / "b")
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = Answers(done.stdout)
+    assert [row["runs"] for row in found.rows["sides"]] == [3, 3]
+    assert found.verdicts["sides"][0] == "2 empty files in B not counted as runs: run3.mp, run4.mp"

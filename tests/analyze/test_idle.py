@@ -445,3 +445,28 @@ def test_a_wait_after_each_short_kernel(takes, cause):
         made.call("cuLaunchKernel", at, 4, at + 5, takes).call("cuStreamSynchronize", at + 5, takes)
         at += takes + 40
     assert ask("idle", made.segment()).rows["causes"][0]["cause"] == cause
+
+
+def takes_turns(blocks=16, waits=0, stream=0, called=0):
+    """Launch kernels of 90 us into two streams, each followed by one of 5 us in a third."""
+    made = Made()
+    made.found.append(forge.api(50, "cuStreamWaitEvent"))
+    for number in range(20):
+        at = 1000 + 100 * number
+        made.call("cuLaunchKernel", at * called + 10 * number, 1, at, 90, stream=8 + number % 2, blocks=blocks)
+        made.call("cuLaunchKernel", at * called + 10 * number + 5, 1, at + 92, 5, stream=stream, function=2, blocks=1)
+    made.found += [forge.calls([(10**9 + one, 1, 50, 0)]) for one in range(waits)]
+    return ask("idle", made.segment()).rows["verdict"]
+
+
+def test_default_stream_that_keeps_others_from_running():
+    row = takes_turns()[0]
+    assert (row["cause"], row["time"] / US) == ("default stream", 19 * 90 + 20 * 5)
+    assert row["told"].startswith("39 kernels waited for the one before, though both would fit on the GPU: one was in ")
+    assert "lets none of 2 other streams run meanwhile; at most 1.81ms could overlap" in row["told"]
+
+
+@pytest.mark.parametrize("other", [{"blocks": 132}, {"waits": 4}, {"stream": 9}, {"called": 1}])
+def test_kernels_that_could_not_run_before_say_nothing_about_the_default_stream(other):
+    """There are too many blocks, streams wait for events, no kernel is in the default stream, or it's launched late."""
+    assert "default stream" not in [row["cause"] for row in takes_turns(**other)]

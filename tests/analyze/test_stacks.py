@@ -169,3 +169,27 @@ def test_incomplete_samples_are_reported():
         "no Python frames of libpython3.10.so.1.0, in 1 process: gpt-hook reads CPython 3.11 to 3.14, except "
         "free-threaded builds"
     ) in ask("stacks", made.segment()).verdicts["states"]
+
+
+def test_summary_by_stack_adds_up_samples_and_those_without_gpu_work():
+    found = ask("summary", waits_for_data(), args=("--by", "stack"))
+    (rows,) = found.rows.values()
+    assert [(row["name"], row["samples"], row["idle"]) for row in rows] == [
+        ("collate (data.py:41) < <module> (train.py:7)", 16, 9),
+        ("Condition.wait (threading.py:355) < Loader.get (data.py:50) < <module> (train.py:7)", 4, 3),
+        ("cuLaunchKernel < collate (data.py:41) < <module> (train.py:7)", 4, 3),
+    ]
+    assert [row["share"] for row in rows] == pytest.approx([200 / 3, 50 / 3, 50 / 3])
+    assert [row["idle_share"] for row in rows] == [60, 20, 20]
+    assert found.verdicts["samples_by_stack"][1] == "the GPU was idle in 62.5 % of them"
+
+
+def test_summary_by_stack_of_samples_without_gpu_times():
+    (rows,) = ask("summary", forge.trace(*STACKS, sample(1, python=1)), args=("--by", "stack")).rows.values()
+    assert [row["samples"] for row in rows] == [1]
+    assert "idle" not in rows[0]
+
+
+def test_summary_by_stack_needs_stacks_or_samples():
+    done = run("summary", "--by", "stack", data=forge.pack(Made().call("cuLaunchKernel", 0, 5, 5, 100).segment()))
+    assert b"no call stacks in the trace" in done.stderr

@@ -27,11 +27,11 @@ class Made:
         self.found += [records.make("function", id=n, name=f"k{n}") for n in range(1, 9)]
         self.found.append(records.make("device", index=0, name="H200", arch="sm_90", uuid=uuid, runs="sass", sms=sms))
 
-    def call(self, name, start, took, *work, thread=1, function=1, size=0, address=0, blocks=132):
+    def call(self, name, start, took, *work, thread=1, function=1, size=0, address=0, blocks=132, stream=7):
         """Make a call that starts `work`, given as its start and duration."""
         at, api = ZERO + round(start * US), APIS.index(name) + 1
         if name == "cuLaunchKernel":
-            row = (at, round(took * US), api, 0, 7, function, 0, blocks, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)
+            row = (at, round(took * US), api, 0, stream, function, 0, blocks, 1, 1, 32, 1, 1, 0, 0, 0, 0, 0)
             self.found.append(forge.calls([row], forge.LAUNCH, thread))
         elif name == "cuGraphLaunch":
             self.found.append(forge.calls([(at, round(took * US), api, 0, 5, 7)], forge.OBJECT, thread))
@@ -39,12 +39,19 @@ class Made:
             row = (at, round(took * US), api, 0, address, address, size, 7)
             self.found.append(forge.calls([row], forge.MEMORY, thread))
         if work:
-            self.run(*work, api=name, call=at, thread=thread, function=function if name == "cuLaunchKernel" else 0)
+            self.run(
+                *work,
+                api=name,
+                call=at,
+                thread=thread,
+                function=function if name == "cuLaunchKernel" else 0,
+                stream=stream,
+            )
         return self
 
-    def run(self, begin, took, api="cuLaunchKernel", call=0, thread=0, function=1):
+    def run(self, begin, took, api="cuLaunchKernel", call=0, thread=0, function=1, stream=7):
         """Add work on the GPU."""
-        row = (ZERO + round(begin * US), round(took * US), call, 7, APIS.index(api) + 1, function, thread, 0, 0, 0)
+        row = (ZERO + round(begin * US), round(took * US), call, stream, APIS.index(api) + 1, function, thread, 0, 0, 0)
         self.found.append(records.make("gpu_times", **forge.rows([row], TIMES)))
         return self
 

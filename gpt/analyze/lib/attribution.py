@@ -175,13 +175,13 @@ MANNERS = {
 NO_RANGES = "no NVTX range in the trace: the program sets none, or set none while it was recorded"
 NO_LAYERS = "no modules in the trace: 'gpt-hook run --layers' records the modules of a PyTorch model"
 NO_STACKS = (
-    "no call stacks of launches in the trace: 'gpt-hook run --stacks kernel,graph' records them; 'gpt-analyze stacks' "
-    "shows the samples of --sample-host"
+    "no call stacks in the trace: 'gpt-hook run --stacks kernel,graph' records where launches came from, and "
+    "--sample-host 50 where the launching threads were, 50 times a second"
 )
 
 
 def attribute(trace: TraceModel, by: str) -> Answers:
-    """Yield launches and GPU time by kernel, range, module or layer."""
+    """Yield launches and GPU time by kernel, range, module, layer or stack."""
     manner = MANNERS[by]
     rows: dict[str, Sums] = defaultdict(Sums)
     parts = [part for number in range(len(trace.processes)) for part in _add_up(trace, number, manner)]
@@ -493,7 +493,7 @@ def find_lack(by: str, trace: TraceModel) -> str | None:
     """Return a message that says what's missing if nothing can be attributed, or None."""
     manner = MANNERS[by]
     if manner.stacks:
-        return None if any(len(process.sites) for process in trace.processes) else NO_STACKS
+        return None if any(len(one.sites) or len(one.samples) for one in trace.processes) else NO_STACKS
     texts = [domain for number in range(len(trace.processes)) for domain, _ in trace.ranges(number).texts]
     if manner.layers:
         return None if LAYERS in texts else NO_LAYERS

@@ -35,7 +35,7 @@ from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular, real_path
 from gpt.screen import plots
 from gpt.stream.stage import DASH, Stage
-from gpt.trace.inputs import FORMATS, STDIN, find_runs
+from gpt.trace.inputs import FORMATS, STDIN, find_empty, find_runs
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -290,7 +290,7 @@ def make_command(declared: Analysis) -> Callable[..., int]:
         _check_engine(analysis, given)
         _check_output(traces, own.get("output") or path)
         if analysis.two:
-            sides = [*_expand_sides(traces)]
+            sides, own["empty"] = [*_expand_sides(traces)], [[one.name for one in find_empty(side)] for side in traces]
             traces = [trace for side in sides for trace in side]
             own["runs"] = tuple([trace.name for trace in side] for side in sides)
 

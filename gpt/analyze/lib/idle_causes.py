@@ -34,7 +34,7 @@ from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
 from gpt.analyze.lib.sequence import LAUNCH, OUT, Acts
 from gpt.analyze.lib.sequence import WAIT as WAITS
-from gpt.screen.units import amount
+from gpt.screen.units import amount, human_time
 from gpt.trace.rows import take
 from gpt.trace.spill import Array, Aside, Sorted, Tape, join
 
@@ -135,6 +135,16 @@ def describe_late(noted: Mapping[str, tuple[int, int]], late: int, several: bool
     if events or not found:
         found.append("its stream waits for another one" + (f" ({events})" if events else ""))
     return ", or ".join([*found, *(["the GPU serves another process"] if several else [])])
+
+
+def describe_times(times: Times) -> str:
+    """Return how often something happened and how long it took on average. If one of these times was more than half of
+    the total, return the total and the longest instead.
+    """
+    count = amount(times.count, "time")
+    if times.count > 1 and 2 * times.longest > times.total:
+        return f"{count}, {human_time(times.total)} together, {human_time(times.longest)} of it once"
+    return f"{count}, {human_time(times.total / (times.count or 1))}{' each' if times.count > 1 else ''}"
 
 
 def find_reasons(trace: TraceModel, number: int, idle: Sorted, host: HostCalls) -> Reasons:

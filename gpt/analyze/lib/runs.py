@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Column, Record, make_answer
 from gpt.analyze.lib.differences import RunSums, mean_of
-from gpt.screen.units import human_time
+from gpt.screen.units import amount, human_time
 from gpt.trace.durations import Durations
 from gpt.trace.process import Api
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpt.analyze.lib.totals import ProcessTotals, Totals
     from gpt.trace.process import Process
 
+NAMED = 4  # names in a line
 SIDES = (
     Column("side", "text"),
     Column("probes", "text?", shown="any"),
@@ -125,8 +126,10 @@ class RunSummary:
         return *sets, (str(self.processes),)
 
 
-def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
-    """Return the table of both sides. Its verdict warns of conditions that differ."""
+def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary], empty: Sequence[list[str]]) -> Record:
+    """Return the table of both sides. Its verdict warns of conditions that differ, and names the empty files of A and
+    of B, which aren't runs.
+    """
     rows: list[tuple[Any, ...]] = []
     for name, runs in (("A", a), ("B", b)):
         probes = ", ".join(sorted(set().union(*(run.probes for run in runs)))) or None
@@ -136,7 +139,13 @@ def answer_sides(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Record:
         ]
         more = f" and {len(runs[0].commands) - 1:,} more" if len(runs[0].commands) > 1 else ""
         rows.append((name, probes, runs[0].commands[0] + more, len(runs), *numbers))
-    return make_answer("sides", SIDES, rows, [*_warn(a, b)])
+    lost = [_tell_empty(side, names) for side, names in zip("AB", empty, strict=False) if names]
+    return make_answer("sides", SIDES, rows, [*lost, *_warn(a, b)])
+
+
+def _tell_empty(side: str, names: list[str]) -> str:
+    told = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+    return f"{amount(len(names), 'empty file')} in {side} not counted as runs: {told}"
 
 
 def _warn(a: Sequence[RunSummary], b: Sequence[RunSummary]) -> Iterator[str]:
