@@ -78,7 +78,7 @@ def compiled() -> None:
 
 @pytest.fixture(autouse=tiers.FULL)
 def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the executables of slow tests in tiers.FORKED be forked, as those of `make test` are."""
+    """Let the server fork the executables that slow tests in tiers.FORKED start, as it does in `make test`."""
     path = request.path.relative_to(tiers.ROOT / "tests")
     if "cold" not in request.fixturenames and any(path.match(name) for name in tiers.FORKED):
         folder = loaded.install()
