@@ -6,13 +6,15 @@ handle it launched. GPU times show how long a replay takes, and the probe block_
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import of_model
 from gpt.base.errors import MissingError, TruncatedError
-from gpt.screen.units import amount, human_time
+from gpt.base.printable import shorten
+from gpt.screen.brief import brief_name
+from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.kinds import CALLS, GPU_TIMES, NODE_TIMES, NODES, RANGES, SAVES
 from gpt.trace.node_times import name_type
 from gpt.trace.replays import COPIES, Replays, sum_replays
@@ -58,6 +60,7 @@ MODULES = (
     Column("launches", "u64"),
 )
 MAP = "block_sched"
+MOST, WIDEST = 0.5, 60  # minimum share of a replay for a kernel to be named, width of its name
 TOP = 30  # rows that tables show
 NODES_OF = (
     Column("node", "u64", "id"),
@@ -86,6 +89,15 @@ class Replayed(NamedTuple):
     def copies(self) -> list[Operation]:
         """Return the copies and memsets in a launch."""
         return [one for one in self.made.operations or () if one.type in COPIES]
+
+
+class Timed(NamedTuple):
+    """A graph whose nodes were timed in some replays, and a row of NODES_OF for each node."""
+
+    graph: Replayed
+    replays: list[TimedReplay]
+    cost: EventCost
+    rows: list[tuple[Any, ...]]
 
 
 def graphs(trace: TraceModel) -> Answers:
@@ -125,6 +137,8 @@ def graphs(trace: TraceModel) -> Answers:
     if times and (untimed := sum(len(graph.calls) for graph in found) - sum(map(len, times.values()))):
         verdict.append(f"no GPU time for {amount(untimed, 'replay')}: the times leave them out")
     verdict += replays.verdict()
+    nodes = _list_all_nodes(trace, found)
+    verdict += _find_longest(trace, found, nodes, times)
     yield make_answer("graphs", GRAPHS, rows, verdict, top=TOP)
     kernels.sort(key=lambda row: (-(row[5] or 0), -row[3], row[0], row[1]))
     verdict = []
@@ -138,18 +152,60 @@ def graphs(trace: TraceModel) -> Answers:
     drawn = plot("bars", "kernel", "time" if spans else "launches")
     yield make_answer("kernels", KERNELS, kernels, verdict, top=TOP, plots=[drawn])
     yield from _iter_modules(trace, found)
-    yield from _iter_nodes(trace, found, times)
+    yield from _iter_nodes(found, nodes, times)
+
+
+def _find_longest(trace: TraceModel, found: list[Replayed], nodes: list[Timed], times: dict[int, Any]) -> Iterator[str]:
+    """Yield a line for each graph in which the nodes of one kernel take most of a replay, by the times of its nodes,
+    or else by the mean time that the kernel had outside of graphs.
+    """
+    from gpt.trace.event_costs import median
+
+    means = {number: _find_means(trace, number) for number in range(len(trace.processes))}
+    by_node = {one.graph.number: one.rows for one in nodes}
+    for graph in found:
+        took, counts = Counter[str](), Counter[str]()  # ns in a replay, and nodes, by name
+        if rows := by_node.get(graph.number):
+            for row in rows:
+                took[row[1]] += row[5]
+                counts[row[1]] += 1
+            whole = took.total()
+        elif graph.number in times:
+            names, own = graph.process.kernels(), means[trace.processes.index(graph.process)]
+            for function, count in graph.made.kernels.items():
+                counts[names.get(function, f"#{function}")] += count
+            took.update({name: own.get(name, 0) * count for name, count in counts.items()})
+            whole = max(round(median(times[graph.number]["duration"])), took.total())
+        for name, ns in took.most_common(1):
+            if whole and ns >= MOST * whole:
+                share = human_share(100 * ns / whole)
+                told = f"{shorten(brief_name(name), WIDEST, middle=False)} takes {share} of a replay"
+                more = f", {human_time(ns)}" if rows else ", going by times outside of graphs"
+                yield f"graph {graph.number}: {told}, in {amount(counts[name], 'node')}{more}"
+
+
+def _find_means(trace: TraceModel, number: int) -> dict[str, int]:
+    """Return the mean ns of each kernel of a process outside of graphs."""
+    import numpy as np
+
+    names, times = trace.processes[number].kernels(), trace.gpu_times()
+    times = times[(times["process"] == number) & (times["function"] != 0)]
+    sums, counts = Counter[str](), Counter[str]()
+    functions, which, found = np.unique(times["function"], return_inverse=True, return_counts=True)
+    totals = np.bincount(which, times["duration"], len(functions))
+    for function, total, count in zip(functions.tolist(), totals.tolist(), found.tolist(), strict=True):
+        name = names.get(function, f"#{function}")
+        sums[name] += round(total)
+        counts[name] += count
+    return {name: round(sums[name] / counts[name]) for name in sums}
 
 
 def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
     """Yield the modules or NVTX ranges in which the kernel nodes were created, or nothing if no graph's nodes are
     known.
     """
-    from collections import Counter
-
-    from gpt.analyze.lib.attribution import fold
     from gpt.trace.calls_store import times_of
-    from gpt.trace.modules import find_modules
+    from gpt.trace.modules import find_modules, fold
 
     rows: list[tuple[Any, ...]] = []
     for graph in found:
@@ -165,23 +221,31 @@ def _iter_modules(trace: TraceModel, found: list[Replayed]) -> Answers:
         yield make_answer("modules", MODULES, rows, top=TOP, plots=[plot("bars", "module", "launches")])
 
 
-def _iter_nodes(trace: TraceModel, found: list[Replayed], times: dict[int, Any]) -> Answers:
-    """Yield the nodes of graphs whose nodes were timed, and why other graphs' nodes weren't."""
+def _list_all_nodes(trace: TraceModel, found: list[Replayed]) -> list[Timed]:
+    """Return the graphs whose nodes were timed, with their nodes."""
     from gpt.trace.event_costs import find_costs, find_pause
 
-    rows: list[tuple[Any, ...]] = []
-    verdict = []
     costs = {process: find_costs(trace, number) for number, process in enumerate(trace.processes)}
+    all_ = []
     for graph in found:
-        graphs = graph.process.graphs
-        if reason := graphs.untimed(graph.handle, graph.made):
-            verdict.append(f"graph {graph.number}: no times of nodes: {reason}; {reason.advice.partition(': ')[2]}")
-        replays = graphs.timed(graph.handle, graph.made)
-        if replays:
+        if replays := graph.process.graphs.timed(graph.handle, graph.made):
             key = graph.handle, graph.made.since
             cost = costs[graph.process].get(key) or find_pause(graph.process, replays)
-            rows += _list_nodes(trace, graph, replays, cost)
-            verdict += _tell_cost(graph, replays, cost, times.get(graph.number))
+            all_.append(Timed(graph, replays, cost, [*_list_nodes(trace, graph, replays, cost)]))
+    return all_
+
+
+def _iter_nodes(found: list[Replayed], nodes: list[Timed], times: dict[int, Any]) -> Answers:
+    """Yield the nodes of graphs whose nodes were timed, and why other graphs' nodes weren't."""
+    rows: list[tuple[Any, ...]] = []
+    verdict = []
+    timed = {one.graph.number: one for one in nodes}
+    for graph in found:
+        if reason := graph.process.graphs.untimed(graph.handle, graph.made):
+            verdict.append(f"graph {graph.number}: no times of nodes: {reason}; {reason.advice.partition(': ')[2]}")
+        if one := timed.get(graph.number):
+            rows += one.rows
+            verdict += _tell_cost(graph, one.replays, one.cost, times.get(graph.number))
     if rows or verdict:
         yield make_answer("nodes", NODES_OF, rows, verdict, top=TOP, plots=[plot("bars", "kernel", "time")])
 

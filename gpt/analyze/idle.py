@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.idle_advice import ACTIONS, AHEAD, ASIDE, ELSE, HINT, ONCE, UNLOCK
 from gpt.analyze.lib.locations import SINCE, WHO, Who, describe, tell_apart
 from gpt.analyze.lib.parts import Parts
 from gpt.screen.units import amount, human_share, human_time
@@ -90,19 +91,6 @@ BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
 PARTIAL = "only the chosen threads, streams or kernels count: the GPU may run others while it counts as idle"
 UNTIMED = "{} counted but not timed: {} time counts as host code"
-ACTIONS = {  # advice, by the type of the function that a cause names
-    "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
-    "module": "load code once, before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
-    "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
-    "memcpy": "copy from pinned memory, which lets the host go on",
-    "sync": "the host waits for something other than this GPU, or the system wakes it late",
-    "graph": "instantiate graphs once, before the loop",
-    "context": "create contexts once, before the loop",
-}
-ONCE = ("memory", "module", "graph", "context")  # types of functions that needn't be called in each step
-HINT = "; NVTX ranges or --sample-host would say which"
-UNLOCK = "hold that lock for less time; for the GIL, use processes instead of threads"
-ELSE = "call it less often, or in another thread"
 
 
 @dataclass
@@ -347,7 +335,7 @@ class _Answer:
     def _advise(self, cause: str, names: list[str | None], times: Times) -> str:
         """Return a sentence that says what happens and what would help."""
         from gpt.analyze.lib import idle_causes as causes
-        from gpt.analyze.lib.host_samples import describe_places, find_locked
+        from gpt.analyze.lib.host_samples import describe_places, find_locked, is_expecting
 
         name = names[0]
         count, mean = amount(times.count, "time"), human_time(times.total / times.count)
@@ -385,11 +373,13 @@ class _Answer:
                     f"{ACTIONS.get(self._sums.types.get(name or '', ''), ELSE)}"
                 )
             case causes.HOST_CODE:
-                action = UNLOCK if find_locked(self._sums.places) else "do that in another thread while the GPU works"
+                action = (
+                    UNLOCK if find_locked(self._sums.places) else AHEAD if is_expecting(self._sums.places) else ASIDE
+                )
                 hint = "" if set(self._sums.ranges) - {None} or self._sums.places else HINT
                 return (
-                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}"
-                    f"{describe_places(self._sums.places)}{hint}: {action}"
+                    f"the GPU waits {often}, while the host mostly runs its own code between calls"
+                    f"{self._find_waited()}{where}{describe_places(self._sums.places)}{hint}: {action}"
                 )
             case causes.BETWEEN:
                 return (
@@ -419,6 +409,21 @@ class _Answer:
         if most is None or most in (waited, QUEUED, UNKNOWN) or 2 * found[most] < sum(found.values()):
             return None
         return most
+
+    def _find_waited(self) -> str:
+        """Say after which wait the host ran its own code, if that's one function for at least half of the time, apart
+        from the longest.
+        """
+        from gpt.analyze.lib.idle_causes import HOST_CODE, WAIT, Times
+
+        causes = self._sums.causes
+        own = causes[HOST_CODE, None]
+        for (what, after), times in self._sums.doing.items():
+            if what == HOST_CODE and after:
+                elsewhere = causes.get((WAIT, after), Times()).total
+                if 2 * (times.total - elsewhere) >= own.total - own.longest * (own.count > 1):
+                    return f", after it waited in {after}"
+        return ""
 
     def _find_doing(self, waited: str | None) -> str:
         """Describe what _find_most returns in a sentence, or return "" if it returns None."""

@@ -98,7 +98,7 @@ def nvtx(trace: TraceModel) -> Answers:
 
 def _find_repeated(trace: TraceModel) -> set[Text]:
     """Return the names, with their domains and with N in place of numbers, that stand for several names."""
-    from gpt.analyze.lib.attribution import fold
+    from gpt.trace.modules import fold
 
     texts = {text for number in range(len(trace.processes)) for text in trace.ranges(number).texts}
     counts = Counter((domain, fold(name)) for domain, name in texts)
@@ -153,7 +153,7 @@ class _Totals:
         """Return the names under which ranges are added up, and for each original name, the index of its new one."""
         import numpy as np
 
-        from gpt.analyze.lib.attribution import fold
+        from gpt.trace.modules import fold
 
         numbers: dict[Text, int] = {}
         names = ((text, (text[0], fold(text[1]))) for text in texts)

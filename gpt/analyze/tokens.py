@@ -5,7 +5,10 @@ possible is used:
 
 - NVTX ranges of the program with `prefill` or `decode` in their names;
 - the outermost modules that 'gpt-hook run --layers' records, if most launches are in them: each call of the model is a
-  step. The most frequent sequence of launches in such a call is a decode step; a call with other launches is a prefill;
+  step. If graphs captured in such calls are launched elsewhere, each replay is a decode step, and other calls are
+  prefill. Otherwise the most frequent sequence of launches in a call is a decode step, and a call with other launches
+  is a prefill; if that sequence is in less than half of the calls, a decode step has ALIKE of its launches in common
+  with a neighbor;
 - the shortest unit of launches that repeats with a wait or a copy from the device in each repetition or, if there's
   none, the unit that 'gpt-analyze summary' calls an iteration: each repetition is a decode step. Launches before it
   that aren't part of a decode step are the prefill.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +35,7 @@ from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.analyze.lib.sequence import LAUNCH, iter_calls
 from gpt.screen.units import amount
+from gpt.trace.calls_store import times_of
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES
 from gpt.trace.modules import LAYERS, UNKNOWN
 
@@ -74,6 +79,7 @@ TOP = 20
 LEAST = 3  # minimum number of decode steps
 MOST = 0.5  # minimum share of launches within modules for their calls to be steps
 WAITED = 0.9  # minimum share of a unit's repetitions that have a wait
+ALIKE = 0.9  # minimum share of launches that two decode steps have in common
 FAR = 20  # a step that lasts longer than this many medians is the last of its generation
 NO_LAUNCH = "no launch of a kernel or graph in the trace: 'gpt-hook run' records launches unless --calls excludes them"
 NO_STEPS = (
@@ -192,7 +198,9 @@ def _by_ranges(trace: TraceModel, number: int) -> _Steps | None:
 
 
 def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps | None:
-    """Return the calls of outermost modules as steps, or None."""
+    """Return the calls of outermost modules, and replays of graphs that were captured in such calls, as steps, or
+    None.
+    """
     texts, spans, reached = trace.ranges(number).texts, [], -1
     wanted = [at for at, (domain, text) in enumerate(texts) if domain == LAYERS and not text.endswith("(backward)")]
     for rows in trace.iter_ranges(number, 0) if wanted else ():
@@ -204,16 +212,67 @@ def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
     if not spans:
         return None
     first, last = launches.find(*np.array(spans).T)
-    if (last - first).sum() < MOST * len(launches.start):
+    replays = _find_replays(trace, number, np.array(spans, np.int64))
+    if (last - first).sum() + len(replays) < MOST * len(launches.start):
         return None
     contents = [launches.code[begin:end].tobytes() for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
-    common, count = Counter(one for one in contents if one).most_common(1)[0]
-    if count < LEAST:
+    if len(replays) >= LEAST:
+        steps = [_Step(*span, PREFILL) for span, one in zip(spans, contents, strict=True) if one]
+        steps += [_Step(at, at + 1, DECODE) for at in replays.tolist()]
+        return _Steps(sorted(steps), "steps: replays of graphs captured in a module; other calls of it are prefill")
+    spans = [span for span, one in zip(spans, contents, strict=True) if one]
+    contents = [one for one in contents if one]
+    (common, count) = Counter(contents).most_common(1)[0] if contents else (b"", 0)
+    how = "decode steps launch the same kernels"
+    decoding = [one == common for one in contents]
+    if 2 * count < len(contents):
+        how = "decode steps launch nearly the same kernels as the step before or after"
+        decoding = _find_alike(contents)
+    if sum(decoding) < LEAST:
         return None
-    steps = [
-        _Step(*span, DECODE if one == common else PREFILL) for span, one in zip(spans, contents, strict=True) if one
-    ]
-    return _Steps(steps, "steps: calls of the outermost module; decode steps launch the same kernels")
+    steps = [_Step(*span, DECODE if one else PREFILL) for span, one in zip(spans, decoding, strict=True)]
+    return _Steps(steps, f"steps: calls of the outermost module; {how}")
+
+
+def _find_replays(trace: TraceModel, number: int, spans: Whole) -> Whole:
+    """Return when graphs were launched outside of modules' calls, if most of their nodes were captured in such calls.
+    `spans` has the begin and end of each call.
+    """
+    process = trace.processes[number]
+    found = [np.zeros(0, np.int64)]
+
+    def inside(times: Any) -> Any:
+        at = np.searchsorted(spans[:, 0], times, side="right") - 1
+        return (at >= 0) & (times < spans[at, 1])
+
+    for calls in iter_calls(trace, number, "function", "object", "stamp"):
+        chosen = np.flatnonzero(calls.of(LAUNCH) & (calls.rows["function"] == 0))
+        objects, stamps = calls.rows["object"][chosen], calls.rows["stamp"][chosen]
+        for handle, graph, places in process.graphs.iter_launched(objects, stamps):
+            origins = process.graphs.origins(handle, graph)
+            if origins is None or not len(origins.calls):
+                continue
+            if inside(times_of(process, origins.calls)).mean() >= MOST:
+                starts = calls.start[chosen[places]].astype(np.int64)
+                found.append(starts[~inside(starts)])
+    return np.sort(np.concatenate(found))
+
+
+def _find_alike(contents: list[bytes]) -> list[bool]:
+    """Return which steps launch nearly the same kernels as the step before or after, in any order. The key-value cache
+    grows with each token, so some kernels of a decode step change from time to time.
+    """
+
+    @cache
+    def count(one: bytes) -> Counter[int]:
+        return Counter(np.frombuffer(one, np.uint64).tolist())
+
+    def same(one: bytes, other: bytes) -> bool:
+        two = count(one), count(other)
+        return (two[0] & two[1]).total() >= ALIKE * min(map(Counter.total, two))
+
+    alike = [same(*pair) for pair in pairwise(contents)]
+    return [before or after for before, after in zip([False, *alike], [*alike, False], strict=True)]
 
 
 def _by_unit(trace: TraceModel, number: int, launches: _Launches) -> _Steps | None:

@@ -34,6 +34,7 @@ HELPERS = {  # name: type; None stands for the type of the operand
     "LANEID": "u32",
     "BLOCK": "u64",  # index of the block in the grid, x first
 }
+SKIPPED = tree.Name("_")  # stands for a value in a SAVE to a total: the field stays as it is
 SECTOR = 32  # GPUs write to memory in units of at least this many bytes
 NO_OPS: Mapping[str, str] = {}
 COUNTS = {"BYTES", "FLOPS"}  # mostly constants, so they can be used as u64 too

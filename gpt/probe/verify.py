@@ -20,7 +20,18 @@ from gpt.base.printable import printable
 from gpt.probe import constants
 from gpt.probe.bounds import find_fault
 from gpt.probe.forms import counts, forms, words
-from gpt.probe.model import COUNTS, HELPERS, MAX_LINES, OPERANDS, Probe, ProbeFile, Save, Snippet, type_of_name
+from gpt.probe.model import (
+    COUNTS,
+    HELPERS,
+    MAX_LINES,
+    OPERANDS,
+    SKIPPED,
+    Probe,
+    ProbeFile,
+    Save,
+    Snippet,
+    type_of_name,
+)
 from gpt.probe.operands import PARTS, Bound
 from gpt.ptx import tree
 from gpt.ptx.types import (
@@ -254,7 +265,11 @@ class _Check:
         fields = map_.fields[node.first : node.first + len(node.values)]
         if len(fields) < len(node.values) or (node.last and node.first + len(node.values) != len(map_.fields)):
             raise self.refuse(f"saves {len(node.values)} values, map '{map_.name}' has {len(map_.fields)} fields")
+        if all(value == SKIPPED for value in node.values):
+            raise self.refuse("saves nothing")
         for value, field in zip(node.values, fields, strict=True):
+            if value == SKIPPED and map_.type == "total":
+                continue
             if isinstance(value, tree.Vector):
                 raise self.refuse(f"saves '{value}', which is not a register")
             given = type_of_name(value, self.registers) if isinstance(value, tree.Name) else None

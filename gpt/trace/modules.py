@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpt.trace.open_ranges import OpenRanges
+from gpt.trace.xla import XLA, name_scope
 
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
@@ -16,7 +18,24 @@ if TYPE_CHECKING:
 LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
 IN_RANGE = " (range)"  # after the name of a range that stands for a module
 UNKNOWN = "(unknown)"
+NUMBER = re.compile(r"\d+")
 MOMENT = [("time", "<i8"), ("thread", "<u8"), ("row", "<u8")]
+
+
+def fold(name: str) -> str:
+    """Replace the numbers in a name by N, so that the ranges of all steps or layers share a row."""
+    return NUMBER.sub("N", name)
+
+
+def find_layer(module: str) -> str:
+    """Return the repeated block that a module is in: its path up to the first number, or to the first name that ends
+    with one and contains others, or the whole path.
+    """
+    path, note, rest = module.partition(" (")
+    words = path.split(".")
+    ends = [at for at, word in enumerate(words, 1) if word.isdigit()]
+    ends = ends or [at for at, word in enumerate(words[:-1], 1) if word[-1:].isdigit()]
+    return ".".join(words[: ends[0]] if ends else words) + note + rest
 
 
 def name_range(text: tuple[str | None, str]) -> str:
@@ -34,9 +53,10 @@ def describe_path(path: Path, texts: list[tuple[str | None, str]]) -> tuple[str 
 
 
 def name_module(path: Path, texts: list[tuple[str | None, str]]) -> str:
-    """Return the innermost module, or if no module is open, the innermost range."""
+    """Return the innermost module, or scope of JAX. If neither is open, return the innermost range."""
     found = [texts[name] for name in path]
     modules = [text for domain, text in found if domain == LAYERS]
+    modules = modules or [scope for domain, text in found if domain == XLA and (scope := name_scope(text))]
     if modules:
         return modules[-1]
     return f"{name_range(found[-1])}{IN_RANGE}" if found else UNKNOWN

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpt.analyze.lib.attribution import find_layer, fold
-from gpt.trace.modules import LAYERS
+from gpt.trace.modules import LAYERS, find_layer, fold
 from tests.analyze.asked import Answers, ask, run
 from tests.analyze.moments import (
     APIS,
@@ -49,7 +48,9 @@ def test_launches_belong_to_the_ranges_open_on_their_thread():
         "step N": (3,), "step N/fwd": (3,), "other": (1,), "(unknown)": (2,),
     }  # fmt: skip
     assert [row["name"] for row in found.rows["by_range"]][-1] == "(unknown)"
-    assert found.verdicts["by_range"][0] == "(unknown): 22.2 % of the launches, without an open range"
+    assert (
+        found.verdicts["by_range"][0] == "(unknown): 22.2 % of the launches, without an open range; of that, k1 100.0 %"
+    )
 
 
 def test_ranges_of_several_domains_end_in_any_order():
@@ -171,3 +172,21 @@ def test_a_flame_graph_has_the_parts_of_names():
         "a;b (range)": ("(range);a,b",), "step (range)": ("(range);step",),
     }  # fmt: skip
     assert rows(by("range", own, steps), "range", "path")["step/a;b"] == ("step;a,b",)
+
+
+def test_scopes_of_jax_are_modules():
+    """XLA's ranges name them, without --layers. Work without a scope belongs to the compiled function."""
+    scopes = ("jvp(layer0)", "jvp(layer1)", "transpose(jvp(layer1))")
+    name = "Thunk:#name=jit(step)/{}/mlp/dot_general,hlo_op=fusion.{},unique_hlo_op_id=2#"
+    inner = [name.format(scope, at) for at, scope in enumerate(scopes)]
+    inner.append("Thunk:#hlo_op=copy.4,unique_hlo_op_id=9#")
+    marked = [("XlaModule:#hlo_module=jit_step,program_id=7#", 0, 50)]
+    marked += [(text, 10 * at, 10 * at + 5) for at, text in enumerate(inner)]
+    own = launches(*((1, 10 * at + 1, 1) for at in range(4)), (1, 60, 1))
+    given = ranges(*marked, domain="TSL"), own
+    assert rows(by("module", *given), "module", "launches") == {
+        "layerN.mlp": (2,), "layerN.mlp (backward)": (1,), "jit_step": (1,), "(unknown)": (1,),
+    }  # fmt: skip
+    assert rows(by("layer", *given), "layer", "launches") == {
+        "layer0": (1,), "layer1": (1,), "layer1 (backward)": (1,), "jit_step": (1,), "(unknown)": (1,),
+    }  # fmt: skip

@@ -133,3 +133,18 @@ def test_modules_of_the_nodes():
     assert [(row["module"], row["replay"], row["launches"]) for row in found.rows["modules"]] == [
         ("layers.N", 3, 6), ("(unknown)", 1, 2),
     ]  # fmt: skip
+
+
+def test_kernel_that_takes_most_of_a_replay_is_named_without_times_of_nodes():
+    """Outside of graphs, k1 takes 20 us and k2 takes 3 us. A replay of 30 us runs them once and twice."""
+
+    def tell(*outside):
+        times = [(100_000 * at, took, 2, function) for at, (function, took) in enumerate(outside, 1)]
+        times += [(5_000_000 + 100_000 * at, 30_000, 1, 0) for at in range(3)]
+        called = replays(*((5_000_000 + 100_000 * at, 9, 0, FIRST) for at in range(3)))
+        segment = forge.trace(*APIS, *KERNELS, made(FIRST, 10, 3, f1=1, f2=2), called, forge.gpu_times(times))
+        return ask("graphs", segment).verdicts["graphs"]
+
+    told = ["graph 1: k1 takes 66.7 % of a replay, in 1 node, going by times outside of graphs"]
+    assert tell((1, 20_000), (2, 3_000)) == tell((1, 18_000), (1, 22_000)) == told
+    assert tell((2, 3_000)) == []

@@ -101,8 +101,9 @@ def test_a_wait_costs_at_most_what_the_host_waited():
         ("cuLaunchKernel", "cuStreamSynchronize"): 10.0,
     }  # fmt: skip
     assert found.rows["verdict"][0]["told"] == (
-        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls; NVTX ranges or "
-        "--sample-host would say which: do that in another thread while the GPU works"
+        "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls, after it waited in "
+        "cuStreamSynchronize; NVTX ranges or --sample-host would say which: do that in another thread while the GPU "
+        "works"
     )
 
 
@@ -470,3 +471,17 @@ def test_default_stream_that_keeps_others_from_running():
 def test_kernels_that_could_not_run_before_say_nothing_about_the_default_stream(other):
     """There are too many blocks, streams wait for events, no kernel is in the default stream, or it's launched late."""
     assert "default stream" not in [row["cause"] for row in takes_turns(**other)]
+
+
+@pytest.mark.parametrize(("allocations", "said"), [(3, True), (2, False)])
+def test_work_that_begins_late_after_an_allocation(allocations, said):
+    """Five kernels begin 2 ms after their launch. Memory is to blame if it's allocated before at least half of them."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 10)
+    for step in range(5):
+        at = 3000 * step + 100
+        if step < allocations:
+            made.call("cuMemAlloc", at, 80)
+        made.call("cuLaunchKernel", at + 90, 5, at + 2090, 10)
+    row = next(row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "begun late")
+    assert ("memory that was just allocated isn't ready yet (" in row["told"]) == said
+    assert ("its stream waits for another one" in row["told"]) != said

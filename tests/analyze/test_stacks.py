@@ -193,3 +193,23 @@ def test_summary_by_stack_of_samples_without_gpu_times():
 def test_summary_by_stack_needs_stacks_or_samples():
     done = run("summary", "--by", "stack", data=forge.pack(Made().call("cuLaunchKernel", 0, 5, 5, 100).segment()))
     assert b"no call stacks in the trace" in done.stderr
+
+
+def test_host_that_waits_for_another_thread_is_told_apart_from_a_lock():
+    """It waits in Condition.wait, which takes a futex, but nobody holds a lock for too long."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = STACKS
+    made.found += [sample(1000 + at, python=2, syscall=FUTEX) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert "waiting at threading.py:355 Condition.wait, called from data.py:50 Loader.get, in 100.0 % of 16" in told
+    assert told.endswith("): the host waits for another thread or process: make that one faster, or let it work ahead")
+
+
+@pytest.mark.parametrize(("inside", "file", "said"), [(4, "libparse.so", " in libparse.so"), (3, "libparse.so", ""),
+                                                      (4, "libcuda.so.1", ""), (4, "libc.so.6", "")])  # fmt: skip
+def test_library_that_the_host_spends_its_time_in_is_named(inside, file, said):
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = [STACKS[0], native(4, f"/nowhere/{file}", 64)]
+    made.found += [sample(1000 + at, python=1, **({"native": 4} if at < inside else {})) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert f"(at data.py:41 collate{said}, called from train.py:7 <module>, in 100.0 % of 16 samples)" in told

@@ -111,3 +111,59 @@ def test_missing_data_is_reported():
     for work, word in (([], b"no launch"), (launches((1, 1, 1)), b"no steps of a language model")):
         done = run("tokens", data=forge.pack(forge.trace(*APIS, *KERNELS, *work)))
         assert done.returncode == 1 and word in done.stderr, done.stderr
+
+
+def test_replays_of_a_graph_captured_in_a_module_are_decode_steps():
+    """Requests run the prefill in the module, and then replay the graph, as vLLM does."""
+    calls = [("Llama", 0, 5), ("Llama", 20, 25), ("Llama", 60, 65)]
+    found = told(
+        ranges(*calls, domain=LAYERS),
+        graph(8, [(1, 1, 1.5), (2, 1, 2.5)]),
+        launches((1, 21, 1), (1, 22, 2), (1, 61, 1), (1, 62, 2)),
+        replays(*((1, 30 + 10 * n) for n in range(3)), *((1, 70 + 10 * n) for n in range(4))),
+    )
+    assert phases(found, "steps", "launches", "p50") == {"prefill": (2, 2, 10 * MS), "decode": (7, 1, 10 * MS)}
+    assert [(row["tokens"], row["first"]) for row in found.rows["generations"]] == [(4, 10 * MS), (5, 10 * MS)]
+    assert found.verdicts["phases"][0] == (
+        "steps: replays of graphs captured in a module; other calls of it are prefill"
+    )
+
+
+def test_replays_of_a_graph_captured_elsewhere_are_no_decode_steps():
+    calls = [("Llama", 30 + 10 * n, 35 + 10 * n) for n in range(4)]
+    found = told(
+        ranges(*calls, domain=LAYERS),
+        graph(8, [(1, 1, 1.5), (2, 1, 31)]),  # half of it
+        launches(*((1, 31 + 10 * n, 1) for n in range(4))),
+        replays(*((1, 38 + 10 * n) for n in range(3))),
+    )
+    assert phases(found, "steps") == {"prefill": (4,), "decode": (3,)}
+    found = told(
+        ranges(*calls, domain=LAYERS),
+        graph(8, [(1, 1, 1.5), (2, 1, 2.5)]),
+        launches(*((1, 31 + 10 * n, 1) for n in range(4))),
+        replays(*((1, 38 + 10 * n) for n in range(3))),
+    )
+    assert phases(found, "steps") == {"decode": (4,)}
+
+
+@pytest.mark.parametrize("others", [2, 3])
+def test_decode_steps_whose_kernels_change_as_the_cache_grows(others):
+    """Each of two generations has a prefill of 20 kernels and 6 decode steps of 20, of which `others` are different in
+    each step. With 2, steps in a row have 90 % in common.
+    """
+    functions = [{**KERNELS[0], "id": number, "name": f"k{number}"} for number in range(3, 30)]
+    work, calls = [], []
+    for begin in (0, 1000):
+        for step in range(7):
+            start = begin + 40 * step
+            calls.append(("Llama", start, start + 30))
+            changed = 10 + step  # the function of the kernels that are different
+            work += [(1, start + 1 + n, 9 if step == 0 else changed if n < others else 3) for n in range(20)]
+    found = told(functions, ranges(*calls, domain=LAYERS), launches(*work))
+    if others == 3:
+        assert phases(found, "steps")["decode"] != (12,)
+    else:
+        assert phases(found, "steps", "launches") == {"prefill": (2, 20), "decode": (12, 20)}
+        assert [row["tokens"] for row in found.rows["generations"]] == [7, 7]
+        assert found.verdicts["phases"][0].endswith("nearly the same kernels as the step before or after")

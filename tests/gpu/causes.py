@@ -1,4 +1,4 @@
-"""Run ten programs, each slow for one known reason: gpt-analyze summary, or the command that it names, must report that
+"""Run programs, each slow for one known reason: gpt-analyze summary, or the command that it names, must report that
 reason.
 
     python tests/gpu/causes.py [NAME ...]             # record them on a GPU, and ask
@@ -29,12 +29,15 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+from tests.gpu import causes_more  # noqa: E402
+
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu")) / "causes"
 HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 LINES = 10  # an answer must state the cause within this many lines
 LIMIT = 300 << 10  # bytes of a packed trace
 SECONDS = 300  # time limit of a program
 PROGRAM = "--program"
+SAMPLED = ("--gpu-time", "--sample-host", "50")
 NO_COMMAND = "the last line of summary names no command"
 
 
@@ -249,6 +252,14 @@ PROGRAMS = {
     "batch": Planted(batch, r"launches have fewer blocks than the GPU has SMs.* larger batch"),
     "graph": Planted(graph, r"DeviceScan\w*.* [5-9]\d\.\d %", ("--gpu-time", "-p", "block_sched")),
     "growth": Planted(growth, r"GPU memory keeps growing"),
+    "metrics": Planted(causes_more.metrics, r"waits for the GPU \d+ times in cuMemcpyDtoHAsync"),
+    "logger": Planted(causes_more.logger, r"waits for the GPU \d+ times in cuCtxSynchronize"),
+    "events": Planted(causes_more.events, r"waits for the GPU \d+ times in cuEventSynchronize"),
+    "gil": Planted(causes_more.gil, r"waiting for a lock, such as Python's GIL", SAMPLED),
+    "child": Planted(causes_more.child, r"waiting at subprocess\.py.* waits for another thread or process", SAMPLED),
+    "starved": Planted(causes_more.starved, r"at threading\.py\S* Condition\.wait.* another thread", SAMPLED),
+    "selection": Planted(causes_more.selection, r"gatherKthValue.* takes [5-9]\d\.\d % of a replay, in 1 node"),
+    "shapes": Planted(causes_more.shapes, r"runs its own code.* Conv2d\._conv_forward in libnvrtc", SAMPLED),
 }
 
 
@@ -316,7 +327,18 @@ def _tidy(record: dict[str, Any]) -> dict[str, Any]:
         case "library" | "module":
             paths = {key: f"/lib/{os.path.basename(record[key])}" for key in ("path", "loader") if key in record}
             return record | paths
+        case "stack":
+            return record | {"frames": [*map(_tidy_frame, record["frames"])]}
     return record
+
+
+def _tidy_frame(frame: dict[str, Any]) -> dict[str, Any]:
+    """Keep a file's name, and what says that it belongs to Python or to a package."""
+    path = frame.get("path")
+    if not path:
+        return frame
+    kept = re.search(r"/lib/python3\.\d+/.*|^<.*", path)
+    return frame | {"path": kept[0] if kept else f"/app/{os.path.basename(path)}"}
 
 
 def unpack(name: str, source: Path, folder: Path) -> list[Path]:

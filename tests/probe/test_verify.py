@@ -243,6 +243,36 @@ def test_saves_fit_their_map(save, size, fact):
     assert fact in error.value.fact
 
 
+TOTAL = """[map.m]
+type = "{}"
+level = "warp"
+data = {{a = "u64", b = "u64", c = "u64"}}
+[probe.p]
+position = "kernel"
+level = "warp"
+after = "SAVE [m] {{{}}};"
+"""
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "fact"),
+    [
+        ("total", "_, CLOCK, _", None),
+        ("total", "_, _, _", "saves nothing"),
+        ("total", "_, CLOCK", "saves 2 values, map 'm' has 3 fields"),
+        ("array", "_, CLOCK, _", "reads '_'"),
+    ],
+)
+def test_a_save_to_a_total_may_leave_fields_alone(type_, values, fact):
+    file = parse_toml(TOTAL.format(type_, values), "p.toml")
+    if fact is None:
+        verify(file)
+        return
+    with pytest.raises(GptError) as error:
+        verify(file)
+    assert fact in error.value.fact
+
+
 def test_special_registers_and_numbers_may_be_saved():
     check("SAVE.u64 {BYTES}; SAVE.u32 {BYTES};", datamodel="'thread:16'")
     check("@%p SAVE.u64 {%a}; @%p SAVE.u32 {%x};", datamodel="'thread:16'")

@@ -12,8 +12,7 @@ kernels had outside of graphs; without these, it stays in a row of its own.
 from __future__ import annotations
 
 import os
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,16 +21,19 @@ import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
+from gpt.base.printable import shorten
+from gpt.screen.brief import brief_name
 from gpt.screen.demangle import demangle
-from gpt.screen.units import amount, human_time
+from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.event_costs import EventCost, find_costs
 from gpt.trace.find_calls import find_calls
 from gpt.trace.graphs import GRAPH_LAUNCH
-from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, name_module, name_range
+from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, find_layer, fold, name_module, name_range
 from gpt.trace.node_times import name_type
 from gpt.trace.open_ranges import NO_PATH, OpenRanges
 from gpt.trace.sites import BETWEEN
+from gpt.trace.xla import XLA
 
 if TYPE_CHECKING:
     from gpt.trace.graphs import GraphContents, NodeOrigins
@@ -42,29 +44,15 @@ if TYPE_CHECKING:
 UNSPLIT, COPIES = "(graphs, not split)", "(copies)"
 CALLER = " < "  # between a function and its caller
 FRAMES = 8  # functions of a stack that a row names
-TOP = 40
+TOP, NAMED, WIDEST = 40, 3, 40  # rows; kernels named in a line, and their width
 MOMENT = [("time", "<i8"), ("thread", "<u8"), ("function", "<u4"), ("object", "<u8"), ("stamp", "<u8")]
 TIMED = [("time", "<i8"), ("thread", "<u8"), ("api", "<u4"), ("function", "<u4"), ("duration", "<f8")]
 CREATED = [("time", "<i8"), ("thread", "<u8"), ("stamp", "<u8")]
-NUMBER = re.compile(r"\d+")
 
 Label = Callable[["_Part", int, int], str]  # path, and function or minus the api of a copy
 Key = tuple[int, int]  # path, function
 FindGroup = Callable[["Array"], "Array"]  # the group of each call, by its time in ns
 Replay = tuple[int, int, int]  # path, handle, time stamp from which the graph has it
-
-
-def fold(name: str) -> str:
-    """Replace the numbers in a name by N, so that the ranges of all steps or layers share a row."""
-    return NUMBER.sub("N", name)
-
-
-def find_layer(module: str) -> str:
-    """Return the repeated block that a module is in: its path up to the first number, or the whole path."""
-    path, note, rest = module.partition(" (")
-    words = path.split(".")
-    ends = [at for at, word in enumerate(words, 1) if word.isdigit()]
-    return ".".join(words[: ends[0]] if ends else words) + note + rest
 
 
 class Sums(NamedTuple):
@@ -215,7 +203,9 @@ def sum_layers(
 
 def _add_part(part: _Part, manner: Manner, means: dict[str, float], rows: dict[str, Sums], verdict: _Verdict) -> None:
     for (path, function), sums in part.direct.items():
-        rows[manner.label(part, path, function)] += sums
+        rows[label := manner.label(part, path, function)] += sums
+        if label == UNKNOWN:
+            verdict.contents[brief_name(part.kernel(function))] += round(sums.time if verdict.timed else sums.launches)
     for (path, handle, since), sums in part.replays.items():
         _add_replays(part, manner, path, handle, since, sums, means, rows, verdict)
 
@@ -363,6 +353,7 @@ class _Verdict:
     by_node: float = 0  # ns that were split by the times of nodes
     rough: float = 0  # the part of by_node whose cost of events is a guess
     unsplit: float = 0
+    contents: Counter[str] = field(default_factory=Counter)  # ns or launches of the row UNKNOWN, by kernel or copy
 
     def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
         """Yield the lines."""
@@ -371,7 +362,10 @@ class _Verdict:
             share = 100 * unknown.time / time if time else 100 * unknown.launches / (launches or 1)
             what = "GPU time" if time else "launches"
             where = {"range": "an open range", "stack": "a recorded stack"}.get(self.by, "a module")
-            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without {where}"
+            whole = self.contents.total() or 1
+            most = (f"{shorten(name, WIDEST, middle=False)} {human_share(100 * one / whole)}"
+                    for name, one in self.contents.most_common(NAMED))  # fmt: skip
+            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without {where}; of that, {', '.join(most)}"
         if self.no_origin:
             fact = "as the trace doesn't say where these nodes were created"
             yield f"{amount(int(self.no_origin), 'launch')} in replays counted where the graph was launched: {fact}"
@@ -386,7 +380,8 @@ class _Verdict:
             yield f"{human_time(self.rough)} of them are less exact: {why}"
         if self.unsplit:
             fact = (
-                "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs"
+                "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs:"
+                " 'gpt-hook run --node-times 1/10' measures nodes"
             )
             yield f"{UNSPLIT}: {human_time(self.unsplit)}; {fact}"
         if self.started:
@@ -496,5 +491,5 @@ def find_lack(by: str, trace: TraceModel) -> str | None:
         return None if any(len(one.sites) or len(one.samples) for one in trace.processes) else NO_STACKS
     texts = [domain for number in range(len(trace.processes)) for domain, _ in trace.ranges(number).texts]
     if manner.layers:
-        return None if LAYERS in texts else NO_LAYERS
+        return None if {LAYERS, XLA} & {*texts} else NO_LAYERS
     return NO_RANGES if manner.ranges and all(domain == LAYERS for domain in texts) else None

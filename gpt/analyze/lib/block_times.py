@@ -1,9 +1,10 @@
 """Find when kernels ran, from the clocks that the probe block_sched saved for their blocks.
 
-A block saves its SM's clock when it begins and ends, and the GPU's time in ns when it ends; in older traces, each warp
-does. The difference of the two clocks says how long before that time the block began. Clocks are converted to ns at the
-SM's clock rate, which follows from comparing launches. To align the GPU's times with the clock of the calls, we assume
-that the launch with the shortest delay before its first warp had no delay.
+A block saves its SM's clock when it begins and ends, and the GPU's time in ns when its first thread ends. In older
+traces, each warp does, or the time was read when the block ended. The clocks say how long before that time the block
+began, and how long after it the block ended. Clocks are converted to ns at the SM's clock rate, which follows from
+comparing launches. To align the GPU's times with the clock of the calls, we assume that the launch with the shortest
+delay before its first warp had no delay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.schedule import FIELDS, LENGTHS, find_elapsed
+from gpt.analyze.lib.schedule import FIELDS, LENGTHS, find_elapsed, find_paired
 from gpt.analyze.lib.sm_clocks import SLOPES
 from gpt.base.errors import MissingError, TruncatedError
 
@@ -57,16 +58,17 @@ def _times(found: list[tuple[Launch, npt.NDArray[np.void]]]) -> Times:
     found.sort(key=lambda one: int(one[1]["end"].max()))
     rate = _rate([slots for _, slots in found])
     zero = int(found[0][1]["end"].min())
-    end = np.array([int(slots["end"].max()) - zero for _, slots in found], np.int64)
-    begin = np.array([_begin(slots, zero, rate) for _, slots in found], np.int64)
+    end = np.array([_moved(slots, zero, rate, find_elapsed(slots)).max() for _, slots in found], np.int64)
+    begin = np.array([_moved(slots, zero, rate, 0).min() for _, slots in found], np.int64)
     begin = np.minimum(begin, end)
     apart = int((begin - np.array([launch.start for launch, _ in found], np.int64)).min())
     return np.array([launch.kernel for launch, _ in found], object), begin - apart, end - apart
 
 
-def _begin(slots: npt.NDArray[np.void], zero: int, rate: float) -> int:
-    ends = (slots["end"] - np.uint64(zero)).view(np.int64)
-    return int((ends - np.rint(find_elapsed(slots) * rate).astype(np.int64)).min())
+def _moved(slots: npt.NDArray[np.void], zero: int, rate: float, clocks: npt.NDArray[np.uint64] | int) -> Whole:
+    """Return the times in ns, after `zero`, when `clocks` had passed since the start of each record."""
+    read = (slots["end"] - np.uint64(zero)).view(np.int64)
+    return read + np.rint((clocks - find_paired(slots).astype(np.float64)) * rate).astype(np.int64)
 
 
 def _rate(launches: list[npt.NDArray[np.void]]) -> float:
@@ -75,9 +77,9 @@ def _rate(launches: list[npt.NDArray[np.void]]) -> float:
     rates = []
     for slots in launches:
         sms, places = np.unique(slots["sm"], return_index=True)
-        elapsed = find_elapsed(slots)
+        paired = find_paired(slots)
         for sm, at in zip(sms.tolist(), places.tolist(), strict=True):
-            now = int(slots["start"][at]) + int(elapsed[at]), int(slots["end"][at])
+            now = int(slots["start"][at]) + int(paired[at]), int(slots["end"][at])
             clocks, ns = now[0] - last.get(sm, now)[0], now[1] - last.get(sm, now)[1]
             if clocks > 0 and SLOPES[0] <= ns / clocks <= SLOPES[1]:
                 rates.append(ns / clocks)

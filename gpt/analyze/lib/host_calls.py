@@ -24,6 +24,8 @@ NAMES = ("function", "bytes", "to", "from", "grid_x", "grid_y", "grid_z")
 PINNING = ("cuMemAllocHost", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemHostRegister")
 WAITING = ("cuStreamWaitEvent", "cuStreamWaitValue32", "cuStreamWaitValue64")  # a stream waits for something else
 RUNNING = ("cuLaunchHostFunc", "cuStreamAddCallback")  # a stream waits for a function of the host
+# Memory from these isn't ready at once: the driver maps it, and clears it on the GPU.
+ALLOCATING = ("cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemCreate")
 ASKING = ("cuEventQuery", "cuStreamQuery")
 WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # direction, act, and the argument with the host's address
 
@@ -49,7 +51,8 @@ class Copied(NamedTuple):
 class HostCalls:
     """The calls of a process. Once they've been read, `copied` has sums of the copies by op.
 
-    `noted` has the number of calls, and their ns, of the functions in WAITING, RUNNING and ASKING. `blocks` has, for
+    `noted` has the number of calls, and their ns, of the functions in WAITING, RUNNING, ALLOCATING and ASKING.
+    `blocks` has, for
     each function, how often it was launched, and the sum of the shares of SMs that its launches could fill.
     """
 
@@ -59,7 +62,7 @@ class HostCalls:
         self.copied: dict[str, Copied] = {}
         self.blocks: dict[int, tuple[int, float]] = {}
         self.noted: dict[str, tuple[int, int]] = {}
-        noted = WAITING + RUNNING + ASKING
+        noted = WAITING + RUNNING + ALLOCATING + ASKING
         self._noted = {id_: api.name for id_, api in self._process.apis.items() if api.name in noted}
         self._sms = min((card["sms"] for card in self._process.cards.values() if card.get("sms")), default=0)
         self._pinned = Addresses()

@@ -29,6 +29,7 @@ DEEPEST = 128  # most Python frames in a sample
 NO_CALL = -1
 WIDEST, MOSTLY = 60, 50  # columns of a name; percentage that counts as most samples
 LOCK, OFTEN = "futex", 25  # the system call that waits for a lock; percentage of samples from which that's said
+DRIVER = "libcuda.so"  # its functions are recorded as calls
 
 
 class Place(NamedTuple):
@@ -39,17 +40,28 @@ class Place(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """The number of samples, in how many of them the thread waited in a system call, and in how many of these it waited
-    for a lock.
+    """The number of samples, and in how many of them the thread waited in a system call.
+
+    It waited for a lock in `locked` of the latter, and in `expecting` for another thread or process, in a function of
+    Python's own library. `files` counts samples in native code that Python called, by library.
     """
 
     samples: int
     waiting: int
     locked: int = 0
+    expecting: int = 0
+    files: tuple[tuple[str, int], ...] = ()
 
     def plus(self, other: Hits) -> Hits:
         """Add up two counts."""
-        return Hits(self.samples + other.samples, self.waiting + other.waiting, self.locked + other.locked)
+        files = Counter(dict(self.files)) + Counter(dict(other.files))
+        return Hits(
+            self.samples + other.samples,
+            self.waiting + other.waiting,
+            self.locked + other.locked,
+            self.expecting + other.expecting,
+            tuple(files.items()),
+        )
 
 
 Places = dict[Place, Hits]
@@ -85,10 +97,17 @@ def describe_places(places: Places) -> str:
         outer = f", called from {shorten(caller, WIDEST)}" if caller else ""
         waits = "waiting " if waiting > MOSTLY else ""
         whole = amount(round(100 * samples / share), "sample")
+        file = _find_file(places[Place(at, caller)])
         locked = find_locked(places)
         lock = f", {human_share(locked)} of them waiting for a lock, such as Python's GIL" if locked else ""
-        return f" ({waits}at {shorten(at, WIDEST)}{outer}, in {human_share(share)} of {whole}{lock})"
+        return f" ({waits}at {shorten(at, WIDEST)}{file}{outer}, in {human_share(share)} of {whole}{lock})"
     return ""
+
+
+def _find_file(hits: Hits) -> str:
+    """Say in which library the native code is that Python called there, or return ""."""
+    file, count = max(hits.files, key=lambda one: one[1], default=("", 0))
+    return f" in {file}" if 0 < OFTEN * hits.samples <= 100 * count and not file.startswith(DRIVER) else ""
 
 
 def find_locked(places: Places) -> float:
@@ -96,6 +115,11 @@ def find_locked(places: Places) -> float:
     most = next((hits for _, hits in _sort(places)), Hits(1, 0))
     share = 100 * most.locked / most.samples
     return share if share >= OFTEN else 0
+
+
+def is_expecting(places: Places) -> bool:
+    """Return whether the most frequent place mostly waits for another thread or process."""
+    return any(100 * hits.expecting > MOSTLY * hits.samples for _, hits in _sort(places)[:1])
 
 
 def name_frame(frame: CallFrame) -> str:
@@ -152,9 +176,12 @@ class HostSamples:
         for row, count in zip(rows.tolist(), hits.tolist(), strict=True):
             _, _, python, native, syscall, _ = row
             place = self._place(python, native, syscall)
-            waits = syscall != NONE
-            locked = waits and name_syscall(syscall) == LOCK
-            merge_places(found, {place: Hits(count, count * waits, count * locked)})
+            waits, frames = syscall != NONE, self._sites.frames(python)
+            expects = waits and bool(frames) and _is_library(frames[0])
+            locked = waits and not expects and name_syscall(syscall) == LOCK
+            file = None if waits else self._find_called(native)
+            files = ((file, count),) if file else ()
+            merge_places(found, {place: Hits(count, count * waits, count * locked, count * expects, files)})
         return found
 
     def _place(self, python: int, native: int, syscall: int) -> Place:
@@ -180,17 +207,17 @@ class HostSamples:
         for at, (python, native, syscall) in enumerate(self.rows[["python", "native", "syscall"]].tolist()):
             if python not in named:
                 named[python] = [_name_in_stack(one) for one in reversed(self._sites.frames(python))]
-            called = syscall == NONE and self._is_called(native)
+            called = syscall == NONE and bool(self._find_called(native))
             inner = [self.name_native(native, syscall)] if called or not named[python] else []
             yield at, [*named[python], *inner], called or not named[python]
 
-    def _is_called(self, native: int) -> bool:
-        """Return whether native code is in a library that Python called, other than the interpreter and the system's
+    def _find_called(self, native: int) -> str | None:
+        """Return the name of the library with this native code, or None for the interpreter and for the system's
         libraries.
         """
         frames = self._sites.frames(native) if native else []
         file = os.path.basename(frames[0].path or "") if frames else ""
-        return bool(file) and not INTERPRETER.match(file) and not SYSTEM.match(file)
+        return None if not file or INTERPRETER.match(file) or SYSTEM.match(file) else file
 
     def count_deepest(self) -> int:
         """Return how many samples have the maximum number of frames, so that outer ones may be missing."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpt.analyze.lib.host_calls import RUNNING, WAITING, HostCalls
+from gpt.analyze.lib.host_calls import ALLOCATING, RUNNING, WAITING, HostCalls
 from gpt.analyze.lib.host_samples import HostSamples, Places, merge_places
 from gpt.analyze.lib.innermost import iter_innermost
 from gpt.analyze.lib.overlay import NOTHING, PIECE, cut_out, overlay
@@ -51,6 +51,7 @@ IO, ASYNC = ("memcpy", "memset"), "Async"
 ITEM = 64  # bytes: a program that copies no more than that reads a single value
 LISTED = 1000
 LEAST = 0.1  # minimum number of calls that make streams wait, per idle time that they may explain
+OFTEN = 0.5  # the same for calls that allocate memory
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
 
@@ -125,13 +126,16 @@ def describe_late(noted: Mapping[str, tuple[int, int]], late: int, several: bool
     work began late, and `several` whether processes share a GPU.
     """
 
-    def find(names: tuple[str, ...]) -> str:
+    def find(names: tuple[str, ...], least: float = LEAST) -> str:
         counts = [(name, noted[name][0]) for name in names if name in noted]
-        enough = LEAST * late <= sum(count for _, count in counts) > 0
+        enough = least * late <= sum(count for _, count in counts) > 0
         return ", ".join(f"{amount(count, 'call')} of {name}" for name, count in counts) if enough else ""
 
-    events, functions = find(WAITING), find(RUNNING)
+    events, functions, memory = find(WAITING), find(RUNNING), find(ALLOCATING, OFTEN)
     found = [f"its stream waits for functions of the host ({functions})"] if functions else []
+    if memory:
+        told = "allocate before the loop, or take memory from a pool that keeps it"
+        found.append(f"memory that was just allocated isn't ready yet ({memory}; {told})")
     if events or not found:
         found.append("its stream waits for another one" + (f" ({events})" if events else ""))
     return ", or ".join([*found, *(["the GPU serves another process"] if several else [])])

@@ -5,8 +5,8 @@ The first rule that applies decides:
 - collectives: there are several ranks, and collectives take MUCH of the GPU time.
 - memory: once the program repeats a unit, it allocates more than it frees.
 - graphs: graphs take most of the GPU time, and their kernels were probed.
-- startup: until the program is steady, it takes at least LONG and longer than the steady part; or that's true of the
-  time from its first launch on, with WARM instead of LONG.
+- startup: until the program is steady, it takes at least LONG and longer than the steady part; or the time from its
+  first launch on is at least WARM and TIMES as long as the steady part.
 - startup: at least SERIAL processes ran one after the other, and together they take at least SHORT to become steady,
   and longer than their steady parts.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
@@ -33,7 +33,7 @@ NEXT = (
     Column("option", "text?", shown="never"),
 )
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
-LONG, WARM = 10_000_000_000, 100_000_000  # ns
+LONG, WARM, TIMES = 30_000_000_000, 100_000_000, 3  # ns, ns, factor
 SERIAL, SHORT = 5, 1_000_000_000  # processes, ns
 GROWING = 5  # minimum number of allocations without a free
 SOME = 5  # minimum % of the time that a GPU must be idle for that to matter
@@ -41,8 +41,8 @@ BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
 class Hints(NamedTuple):
-    """Facts about a process that repeats a unit of launches, in ns: the time to its first launch, to its steady state,
-    and to its last launch.
+    """Facts about a process that repeats a unit of launches, in ns: the time to its first launch, from there to its
+    steady state, and from there to its last launch or to the end of its work on the GPU, whichever is later.
 
     `allocations` and `frees` count calls during the last three quarters of that time.
     """
@@ -76,7 +76,10 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
         api = process.api(id_)
         if api.type == "memory" and api.op in made:
             made[api.op] += count
-    return Hints(launched, max(0, begin - launched), max(0, last - begin), made["alloc"], made["free"])
+    warm, works = max(0, begin - launched), max(0, last - begin)
+    if facts.idle and facts.idle_all:  # the GPU may have more to do than the host needs to launch it
+        works = max(works, facts.idle.total - warm)
+    return Hints(launched, warm, works, made["alloc"], made["free"])
 
 
 def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
@@ -143,7 +146,7 @@ def _choose(
         return *in_graphs, None
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
         before = one.loading + one.warm
-        if (before > one.steady and before >= LONG) or (one.warm > one.steady and one.warm >= WARM):
+        if (before > one.steady and before >= LONG) or (one.warm > TIMES * one.steady and one.warm >= WARM):
             return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
     starts, steady = sum(one.loading + one.warm for one in serial), sum(one.steady for one in serial)
     if len(serial) >= SERIAL and starts >= SHORT and starts > steady:

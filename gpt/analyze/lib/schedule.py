@@ -9,8 +9,9 @@ This needs no loop over blocks. Let E(k) be the number of blocks of an SM that h
 c(k) the number of slots that have been reused by then. Then c(k + 1) = min(c(k) + 1, E(k)), and so c(k + 1) = k +
 min(1, E(0) - 0, ..., E(k) - k), which is a running minimum.
 
-SMs have only the time in ns (`end`) in common, and it may be coarse. Together with the clock at which a block or a warp
-ended, it forms a pair, and such pairs align the clocks of SMs (sm_clocks.py).
+SMs have only the time in ns (`end`) in common, and it may be coarse. Together with the clock that was read with it, it
+forms a pair, and such pairs align the clocks of SMs (sm_clocks.py). That's the clock when a block's first thread ended,
+or in older traces, a whole warp or block.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Whole = npt.NDArray[np.int64]
 Real = npt.NDArray[np.float64]
 
 FIELDS = ("start", "sm")
-LENGTHS = ("stop", "elapsed")  # a map has one of these: the last clock of a block, or for how many clocks a warp ran
+LENGTHS = ("stop", "elapsed")  # a map has at least one of these: the last clock of a block, and when `end` was read
 TIME = "end"  # a field that only some maps have
 UNKNOWN: Mapping[str, Any] = {}  # stands for a device without a record
 
@@ -87,6 +88,14 @@ def find_elapsed(slots: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
     return limited
 
 
+def find_paired(slots: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+    """Return the clocks from the start of each record until its time in ns was read."""
+    if "elapsed" not in (slots.dtype.names or ()):
+        return find_elapsed(slots)
+    found: npt.NDArray[np.uint64] = slots["elapsed"].astype(np.uint64)
+    return found
+
+
 def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Schedule | None:
     """Return the schedule of a launch, or None if no warp saved anything. `card` is the record of the device."""
     here = saved.counts > 0
@@ -107,7 +116,8 @@ def make_schedule(saved: SavedBuffer, card: Mapping[str, Any] = UNKNOWN) -> Sche
     begin = np.minimum(first - first[opens][which], LIMIT).astype(np.int64)
     slot, gap = _replay(begin, begin + length, which, opens)
     warp, lane = np.nonzero(here[order])
-    at = begin[warp] + took[order][warp, lane].astype(np.int64)
+    read = late + np.where(here, np.minimum(find_paired(slots), LIMIT), np.uint64(0))
+    at = begin[warp] + read[order][warp, lane].astype(np.int64)
     ns = slots[TIME] if TIME in (slots.dtype.names or ()) else np.zeros(slots.shape, np.uint64)
     last = np.maximum.reduceat(begin + length, np.flatnonzero(opens))
     fit = _fit(at, ns[order][warp, lane], which[warp], highest_rate(card), last)
@@ -147,7 +157,7 @@ def _replay(begin: Whole, end: Whole, which: Whole, opens: npt.NDArray[np.bool_]
 
 
 def _fit(at: Whole, ns: npt.NDArray[np.uint64], which: Whole, highest: float, last: Whole) -> Fit:
-    """Align the clocks of SMs, using warps that ended at a known clock and a known time. Times are needed for clocks
+    """Align the clocks of SMs, using pairs of a clock and a time. Times are needed for clocks
     from 0 to each SM's `last` clock.
     """
     if not ns.any():

@@ -57,7 +57,7 @@ def save(
         assert room
         append(code, placed, base(placed), values, constant, condition, room, label)
         return
-    address = code.addresses.get(placed.param) or code.element(map_.level, placed.unit_size, base(placed))
+    address = code.addresses.get(placed.param) or _address(code, placed, base)
     if placed.type == "total":
         take_in(code, placed, address, values, widths, condition)
         return
@@ -91,17 +91,31 @@ def save(
 
 def find_addresses(code: Emitter, maps: Iterable[PlacedMap], base: Callable[[PlacedMap], str]) -> dict[str, str]:
     """Compute the addresses of this thread's, warp's or block's elements in maps to which one lane saves for others,
-    and in totals of the same level. Return the registers by the maps' parameters. The number of an element fits in 32
-    bits, because a larger buffer would have 64 GB, or half of that if records are only counted.
+    and in totals of the same level. Return the registers by the maps' parameters.
     """
-    maps = [placed for placed in maps if not placed.counted and placed.unit_size < 1 << 32]  # ptxas truncates more
+    maps = [placed for placed in maps if _has_short_numbers(placed)]
     levels = {placed.map.level for placed in maps if placed.map.leader != "all"}
-    found = {}
-    for placed in maps:
-        if placed.type in ("array", "total") and placed.map.level in levels:
-            number = code.once("b32", "cvt.u32.u64", code.unit(placed.map.level))
-            found[placed.param] = code.once("b64", "mad.wide.u32", number, placed.unit_size, base(placed))
-    return found
+    return {
+        placed.param: _address(code, placed, base)
+        for placed in maps
+        if placed.type in ("array", "total") and placed.map.level in levels
+    }
+
+
+def _address(code: Emitter, placed: PlacedMap, base: Callable[[PlacedMap], str]) -> str:
+    """Compute the address of this thread's, warp's or block's element in a map."""
+    level, size = placed.map.level, placed.unit_size
+    if not _has_short_numbers(placed):
+        return code.element(level, size, base(placed))
+    number = code.once("b32", "cvt.u32.u64", code.unit(level))
+    return code.once("b64", "mad.wide.u32", number, size, base(placed))
+
+
+def _has_short_numbers(placed: PlacedMap) -> bool:
+    """Return whether the numbers of a map's elements fit in 32 bits, because a larger buffer would have 64 GB. It would
+    only have half of that if records are only counted. ptxas truncates sizes of elements that have more bits.
+    """
+    return not placed.counted and placed.unit_size < 1 << 32
 
 
 def _claim(code: Emitter, address: str, count: int | str, condition: Condition | None) -> str:

@@ -20,7 +20,7 @@ from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.registers import Names, part_name, room_names
 from gpt.probe.lower.save import save
-from gpt.probe.model import COUNTS, HELPERS, Line, Save, Snippet, names_of, type_of_name
+from gpt.probe.model import COUNTS, HELPERS, SKIPPED, Line, Save, Snippet, names_of, type_of_name
 from gpt.probe.plan.maps import PlacedMap
 from gpt.ptx import tree
 from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
@@ -198,7 +198,7 @@ class Lowering:
             raise CannotProbe(f"does not save as many values as map '{node.map}' has fields")  # only if unverified
         if placed.map.type != "array":
             types = [self._added(value, type_) for value, type_ in zip(node.values, types, strict=True)]
-        idle = self.names.zeros if placed.map.type == "total" and node.last else ()
+        idle = {SKIPPED.name, *self.names.zeros} if placed.map.type == "total" and node.last else ()
         given = ["", ""] if node.mark else []  # a RANGE reads the clock in its own way, and its room has the SM
         if node.mark and node.mark[0] == "end":
             given[0] = self._read_late(condition)

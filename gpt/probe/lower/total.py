@@ -1,9 +1,10 @@
 """Write the code for a SAVE to a total. It combines each lane's values with the values of its unit, by sum, minimum or
 maximum, or replaces them.
 
-If the target has redux, one lane reduces the values of all lanes that save together. If these are all threads of the
-unit, and none of them saves again, nobody else writes to the unit, so that lane stores the record without an atomic. In
-all other cases, atomics are used. Buffers are filled with zeros at first, so a minimum or maximum is encoded such that
+If the target has redux, one lane reduces the values of all lanes that save together. If these are all lanes of a warp,
+the map has a record for each warp, and none of them saves again, nobody else writes to the record, so that lane stores
+it without an atomic. In all other cases, atomics are used, even for a block of a single warp: to find out that it's one
+takes longer than the atomics save. Buffers are filled with zeros at first, so a minimum or maximum is encoded such that
 all values are above 0: some bits are inverted, and then the largest unsigned number is the one to keep.
 """
 
@@ -16,8 +17,6 @@ from gpt.probe.lower.leader import find_leader
 from gpt.probe.lower.store import Stored, store
 from gpt.probe.model import Field
 from gpt.probe.plan.maps import PlacedMap
-
-WARP = 32  # threads
 
 
 class _Value(NamedTuple):
@@ -49,6 +48,9 @@ def take_in(
     if map_.level == "thread":
         _merge(code, placed, address, widened(code, rows), code.one(), saves, None)
         return
+    if saves and not map_.counts and all(field.op == "last" for field, _, _ in rows):  # the lanes may all store
+        _merge(code, placed, address, widened(code, rows), code.one(), saves, Condition(""))
+        return
     if map_.leader == "all" and not code.redux:
         _merge(code, placed, address, widened(code, rows), code.one(), saves, Condition(""))
         return
@@ -57,13 +59,13 @@ def take_in(
     if map_.leader != "all":
         leader = find_leader(code, map_, saves)
         found = _spread(code, group, widened(code, rows))
-        _merge(code, placed, address, found, code.one(), leader, _others(code, placed, group, count))
+        _merge(code, placed, address, found, code.one(), leader, _others(code, placed, group))
         return
     first = code.both(code.first(group), saves)
     floats = [row for row in rows if row[0].type[0] == "f" and row[0].op == "sum"]
     found = [_Value(row[0], _reduce(code, here, *row, saves)) for row in rows if row not in floats]
     found = _spread(code, group, found)
-    others = Condition("") if floats else _others(code, placed, group, count)
+    others = Condition("") if floats else _others(code, placed, group)
     _merge(code, placed, address, found, code.spread(code.make("b64", "cvt.u64.u32", count), group), first, others)
     for field, value, _ in floats:
         code.put(f"red.global.add.{field.type} [{address}+{placed.head + field.offset}], {value}", saves)
@@ -99,17 +101,11 @@ def ordered(code: Emitter, field: Field, value: str, width: int) -> tuple[Field,
     return field, code.make(f"b{bits}", f"xor.b{bits}", wide.register, hex(flipped)), field.size
 
 
-def _others(code: Emitter, placed: PlacedMap, group: str, count: str) -> Condition | None:
+def _others(code: Emitter, placed: PlacedMap, group: str) -> Condition:
     """Return the condition that lanes outside of this group save to the same unit. If that isn't known, assume it."""
-    level = placed.map.level
-    if not placed.once:
+    if not placed.once or placed.map.level == "block":
         return Condition("")
-    if level == "warp":  # there's no way to tell that a warp has fewer threads
-        return Condition(code.once("pred", "setp.ne.u32", group, "-1"))
-    threads = code.threads()
-    if isinstance(threads, int) and threads > WARP:
-        return Condition("")
-    return Condition(code.once("pred", "setp.ne.u32", count, threads))
+    return Condition(code.once("pred", "setp.ne.u32", group, "-1"))  # a warp may have fewer threads, but that's rare
 
 
 def _merge(

@@ -61,7 +61,7 @@ class PlacedMap:
         if self.type == "log":
             return "all" if self.capacity else None
         if self.type == "total":
-            return "sum" if self.once and not self.counted else None
+            return "sum" if self.once and self.map.level != "block" and not self.counted else None
         return "last" if self.may_fill and self.type == "array" and not self.counted else None
 
     @property

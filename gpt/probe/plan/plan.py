@@ -16,7 +16,7 @@ from typing import TypeVar
 from gpt.probe.effects import acts, cooperating, find_zeros
 from gpt.probe.face import Template
 from gpt.probe.forms import find_lack
-from gpt.probe.model import Position, Probe, ProbeFile, Snippet
+from gpt.probe.model import SKIPPED, Position, Probe, ProbeFile, Snippet
 from gpt.probe.plan.function import Function, Key, PlacedSnippet, Site
 from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.plan.maps import PlacedMap
@@ -113,7 +113,7 @@ class Plan:
                     field.name
                     for save in saves
                     for field, value in zip(placed.map.fields[save.first :], save.values, strict=False)
-                    if not (save.last and str(value) in zeros)
+                    if not (save.last and (value == SKIPPED or str(value) in zeros))
                 }
                 idle = frozenset(field.name for field in placed.map.fields) - busy
                 if saves and placed.type == "total" and busy:

@@ -8,7 +8,7 @@ import ast
 from dataclasses import replace
 
 from gpt.base.errors import MalformedError
-from gpt.probe.model import EDGES, Line, Save, Snippet
+from gpt.probe.model import EDGES, SKIPPED, Line, Save, Snippet
 from gpt.probe.read.python_expr import PRED, TYPES, ExpressionLines, Value, number
 from gpt.probe.read.ranges import is_for_ranges, make_range
 from gpt.ptx import tree
@@ -127,11 +127,13 @@ class Compiler(ExpressionLines):
             raise self.fault(self.node, f"saves to '{name}', which is not a map of this file")
         if len(values) != len(map_.fields):
             raise self.fault(self.node, f"saves {len(values)} values, map '{name}' has {len(map_.fields)} fields")
-        found = [self._value(value) for value in values]
+        found = [None if isinstance(value, ast.Constant) and value.value is None else self._value(value)
+                 for value in values]  # fmt: skip
         operands = tuple(  # an operand of the program keeps its type
+            SKIPPED if value is None else
             self._operand(value if value.operand and not value.type else self._convert(value, TYPES[field.type]))
             for value, field in zip(found, map_.fields, strict=True)
-        )
+        )  # fmt: skip
         types = tuple(field.type for field in map_.fields)
         self._append(Save(name, operands, types, guard=guard))
 

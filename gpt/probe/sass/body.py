@@ -29,6 +29,7 @@ from gpt.ptx.types import SIZES
 
 MOST = 48  # a function can have this many bytes of parameters in registers
 FIRST = 4  # the first register for parameters
+AT_EXIT = "// at an exit of the kernel"
 _COMPUTED = {  # values of a site that have to be computed
     ONCE: f""".reg .pred {ONCE};
 {{ .reg .b32 %mask, %below; activemask.b32 %mask; mov.u32 %below, %lanemask_lt;
@@ -58,10 +59,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Body:
-    """The text of a function without its name, and the values that it needs."""
+    """The text of a function without its name, and the values that it needs. `returns` says whether it returns those
+    that outlive it.
+    """
 
     text: str
     members: tuple[Member, ...]
+    returns: bool = True
 
     @property
     def kept(self) -> list[Member]:
@@ -70,11 +74,18 @@ class Body:
 
 
 def lower(
-    plan: Plan, names: list[Names], use: PlacedSnippet, constants: dict[str, str], *, redux: bool = True
+    plan: Plan,
+    names: list[Names],
+    use: PlacedSnippet,
+    constants: dict[str, str],
+    *,
+    is_final: bool = False,
+    redux: bool = True,
 ) -> tuple[Body, set[str]]:
     """Return the body of a snippet, and which registers of its file outlive it.
 
-    `constants` are registers with a value that's always the same when the snippet begins. Raises CannotProbe.
+    `constants` are registers with a value that's always the same when the snippet begins. If the snippet `is_final`, no
+    other snippet of the file runs after it. Raises CannotProbe.
     """
     code = Emitter("t_", redux=redux, meets=True)
     members: dict[str, Member] = {}
@@ -121,8 +132,12 @@ def lower(
         take("kept", f"{use.file}:{name}", own.names[name], own.types[name])
     placed = _place(list(members.values()))
     declared += [f".reg .{m.type} {m.register};" for m in placed if m.kind != "kept"]
-    body = [*declared, *code.declarations(), *_receive(placed), *start, text, *_return(placed), "ret;"]
-    return Body(_function(placed, body), tuple(placed)), set(kept)
+    returned = [] if is_final else [member for member in placed if member.kind == "kept"]
+    body = [*declared, *code.declarations(), *_receive(placed), *start, text, *_return(returned), "ret;"]
+    text = _function(placed, returned, body)
+    if use.place.kind in ("exit", "leave"):
+        text = f"{AT_EXIT}\n{text}"
+    return Body(text, tuple(placed), not is_final), set(kept)
 
 
 def _names(text: str, name: str) -> bool:
@@ -173,8 +188,6 @@ def _return(members: list[Member]) -> list[str]:
     lines = []
     for one in members:
         place = f"[out+{_offset(one)}]"
-        if one.kind != "kept":
-            continue
         if one.type == "pred":
             lines.append(f"{{ .reg .b32 %v; selp.b32 %v, 1, 0, {one.register}; st.param.b32 {place}, %v; }}")
         elif SIZES[one.type] < 4:
@@ -184,12 +197,12 @@ def _return(members: list[Member]) -> list[str]:
     return lines
 
 
-def _function(members: list[Member], lines: list[str]) -> str:
+def _function(members: list[Member], returned: list[Member], lines: list[str]) -> str:
     def size(some: list[Member]) -> int:
         return max((4 * one.count + _offset(one) for one in some), default=0)
 
-    given, returned = size(members), size([one for one in members if one.kind == "kept"])
-    out = f"(.param .align 8 .b8 out[{returned}]) " if returned else ""
+    given, result = size(members), size(returned)
+    out = f"(.param .align 8 .b8 out[{result}]) " if result else ""
     into = f"(.param .align 8 .b8 in[{given}])" if given else "()"
     return f".visible .func {out}NAME{into} {{\n" + "\n".join(lines) + "\n}\n"
 
@@ -201,7 +214,8 @@ def make_initial(names: Names, file: int, name: str) -> Body:
     line = f"setp.ne.u32 {register}, {value}, 0;" if type_ == "pred" else f"mov.{_moved(type_)} {register}, {value};"
     if type_ in ("f32", "f64") and "." not in value and value[:2].lower() not in ("0f", "0d"):
         line = f"mov.b{8 * SIZES[type_]} {register}, {value};"
-    return Body(_function(placed, [f".reg .{type_} {register};", line, *_return(placed), "ret;"]), tuple(placed))
+    lines = [f".reg .{type_} {register};", line, *_return(placed), "ret;"]
+    return Body(_function(placed, placed, lines), tuple(placed))
 
 
 def is_guarded(body: Body) -> bool:

@@ -6,9 +6,11 @@ Registers that occur in one operand stay together and aligned, and so do 64-bit 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from gpt.probe.sass.glue import OFFSET
 from gpt.sass.code import Code
 from gpt.sass.masks import Registers, unpack
 from gpt.sass.tables import Operand, Table
@@ -29,31 +31,36 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The words of a body, and the barriers to wait for after them. `sized` are the words that contain the size of the
-    program's constants.
+    """The words of a body, and the barriers to wait for after them. Two kinds of words have to be filled in for a
+    kernel: `sized` contain the size of the program's constants, and `parameters` load the addresses of maps. The first
+    register of each address is given with its word.
     """
 
     snippet: Snippet
     table: Table
     wait: int = 0
     sized: tuple[int, ...] = ()
+    parameters: tuple[tuple[int, int], ...] = ()
     _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, repr=False, compare=False)
-    _sizes: dict[int, Compiled] = field(default_factory=dict, repr=False, compare=False)
+    _filled: dict[tuple[int, ...], Compiled] = field(default_factory=dict, repr=False, compare=False)
 
-    def with_size(self, size: int) -> Compiled:
-        """Return the body in which the size of the program's constants is filled in. isspacep needs it to distinguish
-        them from global memory.
+    def fill_in(self, size: int, offsets: Mapping[int, int]) -> Compiled:
+        """Return the body for a kernel: with the size of the program's constants, which isspacep needs to distinguish
+        them from global memory, and with the offset of each parameter in the bank of constants.
         """
-        if not self.sized:
+        if not self.sized and not self.parameters:
             return self
-        found = self._sizes.get(size)
+        key = size if self.sized else 0, *(offsets[at] for _, at in self.parameters)
+        found = self._filled.get(key)
         if found is None:
             words = list(self.snippet.words)
             for index in self.sized:
                 words[index] = with_bits(words[index], 32, 32, size)
+            for index, at in self.parameters:
+                words[index] = with_bits(words[index], *OFFSET, offsets[at] // 4)
             snippet = replace(self.snippet, words=tuple(words))
-            found = self._sizes[size] = Compiled(snippet, self.table, self.wait)
+            found = self._filled[key] = Compiled(snippet, self.table, self.wait)
         return found
 
     @cached_property

@@ -23,7 +23,6 @@ class Given:
     """A value for a register of a snippet. By `kind`, it comes from
 
     - kept: `register`, or else the stack, at `slot` below the stack pointer;
-    - parameter: the constant bank, at the offset `value`;
     - operand: the sum of `register`, `value` and the uniform register;
     - guard: the guard of the instruction;
     - zero: nothing, since it's 0.
@@ -51,6 +50,7 @@ class Piece:
     compiled: Compiled
     given: tuple[Given, ...]
     guard: Guard | None = None  # applies to each of its words
+    returns: bool = True  # False if nothing needs the kept values after it
 
     @property
     def pairs(self) -> list[int]:

@@ -11,6 +11,7 @@ from gpt.sass.words import PT, Guard, with_bits
 PLAIN = PT << 12 | 1 << 105 | 7 << 110 | 7 << 113  # no guard, a stall of 1, no barriers
 _ALL = 0xF << 72  # MOV: all bytes
 _RZ = 255
+OFFSET = 40, 14  # the bits of a load from the bank of constants that hold its offset, in units of 4 bytes
 
 
 def move(to: int, source: int) -> int:
@@ -58,6 +59,11 @@ def select(to: int, guard: Guard) -> int:
 def load_parameter(to: int, offset: int) -> int:
     """LDC.64 R, c[0][offset]."""
     return 0xB82 | PLAIN | to << 16 | _RZ << 24 | offset // 4 << 40 | 5 << 73
+
+
+def load_descriptor(uniform: int, offset: int) -> int:
+    """ULDC.64 UR, c[0][offset]."""
+    return 0xAB9 | PLAIN | uniform << 16 | offset // 4 << 40 | 5 << 73
 
 
 def load_constant(to: int, offset: int) -> int:

@@ -41,12 +41,26 @@ class Lowerer:
         """Return each file's registers, and each use with its body, or with the reason why it can't have one."""
         self._files |= {id(file): file for file in files}
         names, constants, states = examine(plan, function, files)
+        ends: list[set[int]] = [set() for _ in files]  # ids of the snippets at the exits
+        for use in function.uses:
+            if use.place.kind in ("exit", "leave"):
+                ends[use.file].add(id(use.snippet))
         found = []
         for use in function.uses:
-            key = use.file, states[use.file], id(use.snippet), use.when, use.face, use.place.kind, use.inverts_guard
+            final = len(ends[use.file]) == 1 and use.place.kind == "exit"
+            key = (
+                use.file,
+                states[use.file],
+                id(use.snippet),
+                use.when,
+                use.face,
+                use.place.kind,
+                use.inverts_guard,
+                final,
+            )
             made = self._made.get(key)
             if made is None:
-                made = self._made[key] = _lower(plan, function, names, use, constants[use.file])
+                made = self._made[key] = _lower(plan, function, names, use, constants[use.file], final)
             found.append((use, made))
         return names, found
 
@@ -71,13 +85,19 @@ def examine(
 
 
 def _lower(
-    plan: Plan, function: SassFunction, names: list[Names], use: PlacedSnippet, constants: dict[str, str]
+    plan: Plan,
+    function: SassFunction,
+    names: list[Names],
+    use: PlacedSnippet,
+    constants: dict[str, str],
+    is_final: bool,
 ) -> Lowered | str:
     try:
-        body, kept = lower(plan, names, use, constants)
+        body, kept = lower(plan, names, use, constants, is_final=is_final)
         bare = None
         if is_guarded(body) and use.face and not use.inverts_guard:
-            bare, _ = lower(plan, names, use._replace(face=function.find_plain(use.site.first)), constants)
+            plain = use._replace(face=function.find_plain(use.site.first))
+            bare, _ = lower(plan, names, plain, constants, is_final=is_final)
         return Lowered(body, kept, bare)
     except CannotProbe as error:
         return str(error)

@@ -4,9 +4,9 @@ All bodies of a kernel that aren't cached are compiled in one run, each as a fun
 the snippet. Without the RET, the word after the snippet has to take over the waits of the RET. waits.py adds the
 waits that a function leaves to its caller.
 
-If no lane of a warp saves, ptxas jumps over the predicated save with `@!P0 BRA.U`. For warps in which only some lanes
-save, there's a second branch, `@!P0 BRA`, between BSSY and BSYNC. check.py refuses BRA.U, because nobody has measured
-its exact meaning. The second branch is enough on its own, so the first one is replaced by a NOP.
+ptxas has a mode for the code that NVIDIA's own tools insert into kernels (-astoolspatch). It uses no uniform registers,
+and no descriptors for global memory, for which a function needs uniform registers, too. But it has no redux, and only
+16 registers besides the registers that calls preserve. What needs more is compiled as a separate function (-c).
 
 Compiled words are cached in memory and in the user's cache, by a digest of their text. The package ships words for the
 built-in probes under the same keys (shipped.py), so these need no ptxas. A body's text depends on the face, on the
@@ -16,7 +16,7 @@ values that the probe keeps, on the fields that the kernel leaves idle, and on e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -29,30 +29,40 @@ from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
+from gpt.probe.sass import glue
+from gpt.probe.sass.body import AT_EXIT, FIRST
 from gpt.probe.sass.compiled import Compiled
+from gpt.probe.sass.draft import with_change
 from gpt.probe.sass.lowering import Lowerer
+from gpt.probe.sass.schedule import reorder
 from gpt.probe.sass.shipped import Shipped
+from gpt.probe.sass.shorten import shorten
 from gpt.probe.sass.waits import announce, await_reads, await_results, space
-from gpt.sass.check_words import FORBIDDEN, NOP, is_collective
+from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Code
 from gpt.sass.graph import make_graph
 from gpt.sass.live import live_before
 from gpt.sass.masks import Registers
 from gpt.sass.tables import Table, UnknownOpcodeError
-from gpt.sass.words import SIZE, bits, control_of, dump_words, guard_of, opcode_of, parse_words, with_control
+from gpt.sass.words import BARRIERS, CONTROL, SIZE, bits, control_of, dump_words, opcode_of, parse_words, with_bits
 from gpt.sass.woven import Snippet
 
 if TYPE_CHECKING:
-    from gpt.asm.find import Tools
+    from gpt.asm.find import Tool, Tools
 
-FORMAT = b"9"  # version of the cache's format
+FORMAT = b"10"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
 PATIENCE = 60  # seconds that compiling the bodies of a kernel may take
 RET, UMOV = "RET", 0x882
+_UNKNOWN = 0xBADC0DE5  # a size of constants that will be filled in
+_NOWHERE = 0xFF00  # an offset in the bank of constants that will be filled in
 CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol for isspacep: the size of the program's constants in bytes
 _GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
+_RETURNED = re.compile(r"\.b8 out\[(\d+)\]")
+_MAP = re.compile(r"ld\.param\.b64 %map_\d+, \[in\+(\d+)\];")
+_SEPARATE = re.compile(r"\n(?:@\S+ )?(?:redux|isspacep)\b")  # isspacep depends on the program's constants
 
 
 class Compiler:
@@ -103,104 +113,122 @@ class Compiler:
         if isinstance(found, str):
             return bytes(msgpack.packb(found))
         snippet = found.snippet
-        return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, list(found.sized)]))
+        places = [list(found.sized), list(found.parameters)]
+        return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, *places]))
 
     def _load(self, data: bytes) -> Compiled | str:
         found = msgpack.unpackb(data)
         if isinstance(found, str):
             return found
-        words, inputs, wait, sized = found
-        return Compiled(Snippet(tuple(parse_words(words)), Registers(R=inputs)), self._table, wait, tuple(sized))
+        words, inputs, wait, sized, parameters = found
+        snippet = Snippet(tuple(parse_words(words)), Registers(R=inputs))
+        return Compiled(snippet, self._table, wait, tuple(sized), tuple(map(tuple, parameters)))
 
     def _run(self, texts: list[str]) -> list[Compiled | str]:
         from gpt.asm.find import Tools
-        from gpt.asm.processes import Processes
         from gpt.asm.targets import find_target
 
         target = find_target(self._arch)
         assert target
         self._tools = self._tools or Tools(None, hint=HINT)
         tool = self._tools.choose(VERSION, target)
+        patches = self._assemble(tool, [text for text in texts if not _SEPARATE.search(text)], "-astoolspatch")
+        found = {} if isinstance(patches, str) else {t: one for t, one in patches.items() if not isinstance(one, str)}
+        rest = [text for text in texts if text not in found]
+        functions = self._assemble(tool, rest, "-c")
+        if isinstance(functions, str):
+            raise GptError(f"{tool.name} doesn't compile a probe's code: {functions}")
+        return [(found | functions)[text] for text in texts]
+
+    def _assemble(self, tool: Tool, texts: list[str], mode: str) -> dict[str, Compiled | str] | str:
+        """Compile texts in a mode of ptxas. Return what ptxas says if it doesn't compile them."""
+        from gpt.asm.processes import Processes
+
+        if not texts:
+            return {}
         source = HEAD.format(*VERSION, self._arch)
         source += "".join(text.replace("NAME", f"body_{number}", 1) for number, text in enumerate(texts))
         with scratch_folder("gpt-sass-") as folder:
             folder.write("bodies.ptx", source.encode("ascii", "replace"))
-            command = [tool.path, f"-arch={self._arch}", "-c", "bodies.ptx", "-o", "bodies.cubin"]
+            command = [tool.path, f"-arch={self._arch}", mode, "bodies.ptx", "-o", "bodies.cubin"]
             try:
                 status, output = Processes(PATIENCE).run(command, folder.working)
             except TimeoutError:
                 raise GptError(f"{tool.name} took over {PATIENCE} s for a probe's code") from None
             if status:
-                raise GptError(f"{tool.name} doesn't compile a probe's code: {output.decode(errors='replace')[:300]}")
+                return output.decode(errors="replace")[:300]
             cubin = CubinEditor(folder.read("bodies.cubin"))
-        return [self._read(cubin, f".text.body_{number}".encode(), text) for number, text in enumerate(texts)]
+        return {text: self._read(cubin, f".text.body_{n}".encode(), text) for n, text in enumerate(texts)}
 
     def _read(self, cubin: CubinEditor, name: bytes, text: str) -> Compiled | str:
         section = cubin.numbers[name]
-        given = _GIVEN.search(text)
-        words = parse_words(bytes(cubin.content(section)))
-        sized = _find_sized(cubin, section, words)
-        if isinstance(sized, str):
-            return sized
+        words = _mark_sizes(cubin, section, parse_words(bytes(cubin.content(section))))
+        if isinstance(words, str):
+            return words
+        given, returned = (int(found[1]) // 4 if (found := one.search(text)) else 0 for one in (_GIVEN, _RETURNED))
+        maps = [FIRST + int(offset) // 4 for offset in _MAP.findall(text)]
         try:
-            return make_compiled(words, self._table, int(given[1]) // 4 if given else 0, sized)
+            return make_compiled(words, self._table, given, returned, maps, at_exit=AT_EXIT in text)
         except UnknownOpcodeError as error:
             return f"needs code that isn't understood: {error.fact}"
 
 
-def make_compiled(words: list[int], table: Table, given: int, sized: tuple[int, ...] = ()) -> Compiled | str:
+def make_compiled(
+    words: list[int], table: Table, given: int, returned: int = 0, maps: Sequence[int] = (), *, at_exit: bool = False
+) -> Compiled | str:
     """Return the words of a function as a snippet, or a message that says why they can't be one. The first `given`
-    registers from R4 on are arguments.
+    registers from R4 on are arguments, and the first `returned` of them results. Those in `maps` are the lower halves
+    of addresses, which the snippet loads from the kernel's parameters.
     """
     names = [table.opcode(word).name for word in words]
     if RET not in names:
         return "never ends"
     last = max(index for index, name in enumerate(names) if name == RET)
-    words = list(words[: last + 1])
-    for index in _find_shortcuts(Code(dump_words(words), table)):
-        words[index] = with_control(NOP, control_of(words[index])._replace(reuse=0))
-    for word, name in zip(words[:-1], names, strict=False):
+    words = shorten(words[: last + 1], table)
+    for word in words[:-1]:
+        name = table.opcode(word).name
         if name in FORBIDDEN - {"YIELD", RET} and not is_collective(word):
             return f"needs {name}, which a probe can't use"
         if table.decoder(word).masks(word).writes >> 1 & 1:
             return "needs more registers than a function has without a stack"
     ended = [*words[:-1], words[-1] & ~(0xFFF) | 0x94D]
     code = Code(dump_words(ended), table)
-    inputs = Registers(R=live_before(code, make_graph(code))[0] & ((1 << given) - 1) << 4)
-    wait = control_of(words[-1]).wait
-    body, extra = announce(words[:-1], table)
+    inputs = live_before(code, make_graph(code))[0] & ((1 << given) - 1) << FIRST
+    loaded = {at: _load_address(at) for at in maps if inputs >> at & 3}
+    body, wait = announce([*_announced(loaded.values(), words), *words[:-1]], table)
+    body = reorder(body, table, at_exit=at_exit, returned=(1 << returned) - 1 << FIRST)
     body = space(await_results(await_reads(body, table), table), table)
-    return Compiled(Snippet(tuple(body), inputs), table, wait | extra, sized)
+    plain = [word & ~CONTROL for word in body]
+    return Compiled(
+        Snippet(tuple(body), Registers(R=inputs & ~sum(3 << at for at in loaded))),
+        table,
+        control_of(words[-1]).wait | wait,
+        tuple(index for index, word in enumerate(plain) if _is_size(word)),
+        tuple((plain.index(word & ~CONTROL), at) for at, word in loaded.items()),
+    )
 
 
-def _find_shortcuts(code: Code) -> Iterator[int]:
-    """Yield each BRA.U that only saves time, because a BRA with the same guard follows, between a BSSY and the BSYNC
-    before its target.
+def _load_address(at: int) -> int:
+    """Return the word that loads the address of a map. Until its offset is filled in, no other word is like it."""
+    return glue.load_parameter(at, _NOWHERE + 8 * at)
 
-    No instruction in between may access memory or change the guard. Then it does no harm if lanes whose guard is true
-    reach the second branch. That happens anyway if the guard is false in another lane.
+
+def _announced(loads: Iterable[int], words: list[int]) -> list[int]:
+    """Give loads a barrier, which no other word uses if there's one left."""
+    used = {number for word in words for number in control_of(word)[2:4]}
+    barrier = next((number for number in range(BARRIERS) if number not in used), BARRIERS - 1)
+    return [with_change(word, write_barrier=barrier) for word in loads]
+
+
+def _is_size(word: int) -> bool:
+    return opcode_of(word) == UMOV and bits(word, 32, 32) == _UNKNOWN
+
+
+def _mark_sizes(cubin: CubinEditor, section: int, words: list[int]) -> list[int] | str:
+    """Return the words of a section, with _UNKNOWN in place of the size of constant bank 3. If there are other
+    relocations, which a snippet can't have, return a message.
     """
-    for index, one in enumerate(code):
-        if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, 91, 1) or one.target is None:
-            continue
-        end, opened = one.target // SIZE, False
-        for other in (code[number] for number in range(index + 1, min(end, len(code)))):
-            if other.name == "BSSY":
-                opened = other.guard.always and other.target == one.target
-            elif other.name == "BRA":
-                meets = other.target == one.target - SIZE and code[end - 1].name == "BSYNC"
-                if opened and meets and guard_of(other.word) == guard_of(one.word):
-                    yield index
-                break
-            elif other.memory not in (None, "constant") or other.masks.writes & one.masks.reads:
-                break
-
-
-def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int, ...] | str:
-    """Return the words that contain the size of constant bank 0, or a message if there are other relocations, which a
-    snippet can't have.
-    """
-    found = []
+    found = list(words)
     for number, header in enumerate(cubin.sections):
         if header["type"] != SHT_RELA or header["info"] != section:
             continue
@@ -208,8 +236,8 @@ def _find_sized(cubin: CubinEditor, section: int, words: list[int]) -> tuple[int
         for entry in read_table(cubin.content(number), elftables.RELA.dtype):
             start = int(cubin.symbols["name"][entry["symbol"]])
             name = strings[start : strings.find(0, start)]
-            index = int(entry["offset"]) // 16
+            index = int(entry["offset"]) // SIZE
             if name != CONSTANTS_SIZE or opcode_of(words[index]) != UMOV:
                 return "needs an address that only linking gives"
-            found.append(index)
-    return tuple(found)
+            found[index] = with_bits(words[index], 32, 32, _UNKNOWN)
+    return found

@@ -38,7 +38,7 @@ from gpt.sass.woven import Inserted, Trampoline
 
 ALL = 63  # barriers
 SLOT = 4  # bytes per saved register
-STORES, LOADS, PARAMETERS = 5, 3, 4  # barriers for our own words
+STORES, LOADS = 5, 3  # barriers for our own words
 RZ = 255
 _R = (1 << 255) - 1
 
@@ -109,7 +109,7 @@ class Splicer:
         draft.waits |= compiled.wait
         if compiled.jumps:
             draft.pause()  # after a jump, less time may have passed
-        for given in piece.given:
+        for given in piece.given if piece.returns else ():
             if given.kind != "kept":
                 continue
             for k in range(given.count):
@@ -239,10 +239,6 @@ class Splicer:
                 ]
                 draft.glue(words, flight)
                 draft.waits |= 1 << LOADS
-            elif given.kind == "parameter":
-                word = glue.load_parameter(names[given.at], given.value)
-                draft.glue([with_change(word, write_barrier=PARAMETERS)], flight)
-                draft.waits |= 1 << PARAMETERS
             elif given.kind == "guard":
                 assert given.guard is not None
                 draft.reads |= draft.own & 1 << STARTS.P + given.guard.predicate

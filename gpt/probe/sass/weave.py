@@ -257,19 +257,20 @@ class _Weaver:
     def _piece(self, use: PlacedSnippet, one: Lowered, kept: dict[str, Kept]) -> Piece:
         """Return what to insert at a place. Raises CannotProbe."""
         body, guard = one.body, None
-        if one.bare and self.compiler.find(one.bare.text).takes_guard:
+        in_registers = all(kept[member.name].slot is None for member in one.body.kept)
+        if one.bare and in_registers and self.compiler.find(one.bare.text).takes_guard:
             body, guard = one.bare, self.kernel.code[use.site.first].guard
         site, head = self.kernel.code[use.site.first], self.function.statements[use.site.first].head
-        given = []
+        given, offsets = list[Given](), dict[int, int]()
         for member in body.members:
             if member.kind == "kept":
                 given.append(give_kept(member, kept[member.name]))
             elif member.kind == "map":
-                given.append(Given("parameter", member.at, 2, value=self.parameters[member.name].bank_offset))
+                offsets[member.at] = self.parameters[member.name].bank_offset
             else:
                 given.append(give_operand(site, head, use.when, member))
-        compiled = self.compiler.find(body.text).with_size(self._constants_size())
-        return Piece(compiled, tuple(given), guard)
+        compiled = self.compiler.find(body.text).fill_in(self._constants_size(), offsets)
+        return Piece(compiled, tuple(given), guard, body.returns)
 
     def _constants_size(self) -> int:
         number = self.cubin.numbers.get(b".nv.constant3")

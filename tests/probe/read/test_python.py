@@ -397,3 +397,17 @@ def test_warnings_of_python_are_not_shown(tmp_path, recwarn):
         load_probes(path)
     path.write_text(HEAD + '    "\\d"\n    a = 1\n', encoding="utf-8-sig")
     assert load_probes(path).probes and not recwarn
+
+
+def test_none_leaves_a_field_of_a_total_alone():
+    text = (
+        "from neutrino import probe, Map\nimport neutrino.language as nl\n"
+        '@Map(level="warp", type="total")\nclass m:\n    a: nl.u64\n    b: nl.u64\n'
+        '@probe(pos="kernel", level="warp")\ndef end():\n    m.save(None, nl.clock())\n'
+    )
+    file = compile_python(text, "p.py")
+    verify(file)
+    assert str(file.probes[0].after.saves[0].values[0]) == "_"
+    array = compile_python(text.replace('type="total"', 'type="array", cap=1'), "p.py")
+    with pytest.raises(GptError, match="reads '_'"):
+        verify(array)

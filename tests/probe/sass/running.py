@@ -101,7 +101,7 @@ def run(
     case: Case, made: Woven | None = None, seed: int = 1, strict: bool = True, before: Result | None = None
 ) -> Result:
     """Run a case, with or without probes. `before` is the launch that this one repeats: the buffers begin with its
-    records, and the lowest bit of their addresses is set so that these are kept (gpt-stream(5), PROBE BUFFERS).
+    records, and the lowest bit of their addresses says so if the map asks for it (gpt-stream(5), PROBE BUFFERS).
     """
     rng = np.random.default_rng(seed)
     memory = GlobalMemory(rng, 1 << 21)
@@ -112,7 +112,7 @@ def run(
     for number, (placed, added) in enumerate(zip(made.maps, made.added, strict=True) if made else ()):
         size = buffer_size(case, placed)
         buffers.append((memory.allocate(size, before.buffers[number] if before else bytes(size)), size))
-        address = buffers[-1][0] | (before is not None)
+        address = buffers[-1][0] | (before is not None and placed.keeps is not None)
         parameters = parameters.ljust(added.offset, b"\0") + struct.pack("<Q", address)
     cubin = load(_with_addresses(made, memory)) if made else loaded(case.file)
     launch = Launch(

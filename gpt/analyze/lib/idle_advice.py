@@ -1,0 +1,19 @@
+"""Advice against the causes of idle times."""
+
+from __future__ import annotations
+
+ACTIONS = {  # advice, by the type of the function that a cause names
+    "memory": "allocate or register memory before the loop, or take it from a pool that keeps it",
+    "module": "load code once, before the work begins: CUDA_MODULE_LOADING=EAGER, or a warm-up",
+    "kernel": "a launch that takes this long loads code: CUDA_MODULE_LOADING=EAGER, or a warm-up",
+    "memcpy": "copy from pinned memory, which lets the host go on",
+    "sync": "the host waits for something other than this GPU, or the system wakes it late",
+    "graph": "instantiate graphs once, before the loop",
+    "context": "create contexts once, before the loop",
+}
+ONCE = ("memory", "module", "graph", "context")  # types of functions that needn't be called in each step
+HINT = "; NVTX ranges or --sample-host would say which"
+ASIDE = "do that in another thread while the GPU works"
+AHEAD = "the host waits for another thread or process: make that one faster, or let it work ahead"
+UNLOCK = "hold that lock for less time; for the GIL, use processes instead of threads"
+ELSE = "call it less often, or in another thread"
