@@ -259,8 +259,8 @@ class _Answer:
         uses.append(use)
 
     def iter(self) -> Answers:
-        found = sorted(self._iter_verdicts(), key=lambda row: -row[2])
-        shown = [row for row in found if row[3] >= LEAST]
+        found = sorted(self._iter_verdicts(), key=lambda row: -row[0])
+        shown = [row for _, *row in found if row[3] >= LEAST]
         yield make_answer("verdict", VERDICT, shown, [] if shown else [BUSY], top=TOP_VERDICTS)
         yield make_answer("gpus", GPUS, self._iter_uses(), [*self._iter_lines()])
         sums = self._sums
@@ -292,17 +292,20 @@ class _Answer:
         return times.total, 100 * times.total / (self._whole or 1), times.count, mean, times.longest
 
     def _iter_verdicts(self) -> Iterator[tuple[Any, ...]]:
-        """Yield rows of VERDICT: one for each cause, then advice for a GPU that's always busy."""
+        """Yield how much a row of VERDICT matters, and the row: one for each cause, then advice for a GPU that's always
+        busy.
+        """
         from gpt.analyze.lib.busy_causes import describe_copies, find_kernels, find_polling, find_shared, find_slower
+        from gpt.analyze.lib.idle_causes import weigh
         from gpt.analyze.lib.turns import describe_turns
 
         for cause, names, times in self._iter_groups():
             share = 100 * times.total / (self._whole or 1)
-            yield cause, names[0], times.total, share, self._advise(cause, names, times)
+            yield weigh(times), cause, names[0], times.total, share, self._advise(cause, names, times)
         copies = sum(use.copies for use in self._all())
         if copies:
             share = 100 * copies / (self._whole or 1)
-            yield COPIES, None, copies, share, describe_copies(self._copied, [*self._all()], human_share(share))
+            yield copies, COPIES, None, copies, share, describe_copies(self._copied, [*self._all()], human_share(share))
         if self._unused and 100 * self._unused >= UNUSED * self._kernels:
             told = (
                 "launches have fewer blocks than the GPU has SMs: while kernels run, "
@@ -316,7 +319,7 @@ class _Answer:
         waited = describe_turns(self._turns, self._whole)
         others = *find_slower(self._trends, self._whole), *find_shared(self._uses), *([waited] if waited else ())
         for cause, time, told in (*rows, *others, *find_polling(self._noted, self._whole)):
-            yield cause, None, time, 100 * time / (self._whole or 1), told
+            yield time, cause, None, time, 100 * time / (self._whole or 1), told
 
     def _iter_groups(self) -> Iterator[tuple[str, list[str | None], Times]]:
         """Yield causes with their functions, most time first. Functions of one type are merged if the advice for them

@@ -114,10 +114,16 @@ enum gpt_pipeline {
 
 extern const struct gpt_line {
     // The text of the shell command. $1 and so on are the paths of gpt_stages, followed by the architecture
-    // and the pipeline that adds probes. When the last stage ends, the shell writes that stage's status to
-    // standard error and ends the other stages.
+    // and the pipeline that adds probes. When the last stage ends, or another one is killed, the shell writes
+    // that stage's status to standard error and ends the other stages.
     const char *text;
 } gpt_lines[GPT_PIPELINES];
+
+// A shell function that runs a stage other than the last. A pipeline's status is the last stage's, which
+// takes the end of its input for the end of the request if an earlier stage is killed. 141 is SIGPIPE: the
+// next stage has ended, and its status is what counts.
+#define GPT_STAGE_FUNCTION                                                                                   \
+    "stage() { \"$@\"; set -- $?; [ $1 -le 128 ] || [ $1 = 141 ] || { echo $1 >&2; kill 0; }; }\n"
 
 enum { GPT_STAGES = 2, GPT_WORDS = GPT_STAGES + 7 };
 extern const char *const gpt_stages[GPT_STAGES]; // their names
@@ -193,9 +199,10 @@ void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struc
 
 // fd_passing.c
 
-// Like write(), except that the program doesn't get the SIGXFSZ that the kernel sends, along with the error,
-// if the file would become too large.
+// Like write() and ftruncate(), except that the program doesn't get the SIGXFSZ that the kernel sends, along
+// with the error, if the file would become too large.
 ssize_t gpt_write_quietly(int file, const void *data, size_t size);
+bool gpt_resize_quietly(int file, size_t size);
 int gpt_set_aside(int file); // moves it to a number above the program's own files
 int gpt_make_file(const void *data,
                   size_t size); // a file with these contents, at its start; -1 with errno set

@@ -26,16 +26,17 @@ bool gpt_start_apart(void (*work)(pid_t root, int root_file)) {
     int root_file = (int)syscall(SYS_pidfd_open, root, 0);
     if (root_file < 0)
         return false;
-    pid_t middle = vfork(); // avoids a second copy of the address space
+    volatile pid_t helper = -1;
+    pid_t middle = vfork(); // avoids a second copy of the address space, and lets us see `helper`
     if (!middle) {
         setsid();
-        if (!fork())
+        if (!(helper = fork()))
             work(root, root_file);
         _exit(0);
     }
     close(root_file);
     // If SIGCHLD is ignored, waitpid() fails after the child has ended.
-    return middle > 0 && (waitpid(middle, NULL, 0) == middle || errno == ECHILD);
+    return middle > 0 && (waitpid(middle, NULL, 0) == middle || errno == ECHILD) && helper > 0;
 }
 
 static int by_number(const void *one, const void *other) { return *(const int *)one - *(const int *)other; }

@@ -28,18 +28,35 @@ int gpt_set_aside(int file) {
     return high;
 }
 
+static void block_signal(sigset_t *caused, sigset_t *mask) {
+    sigemptyset(caused);
+    sigaddset(caused, SIGXFSZ);
+    sigprocmask(SIG_BLOCK, caused, mask);
+}
+
+// Discard the signal if it came, and keep errno.
+static void unblock_signal(const sigset_t *caused, const sigset_t *mask, bool came) {
+    int error = errno;
+    if (came && error == EFBIG)
+        sigtimedwait(caused, NULL, &(struct timespec){0});
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    errno = error;
+}
+
 ssize_t gpt_write_quietly(int file, const void *data, size_t size) {
     sigset_t caused, mask;
-    sigemptyset(&caused);
-    sigaddset(&caused, SIGXFSZ);
-    sigprocmask(SIG_BLOCK, &caused, &mask);
+    block_signal(&caused, &mask);
     ssize_t written = write(file, data, size);
-    if (written < 0 && errno == EFBIG) {
-        sigtimedwait(&caused, NULL, &(struct timespec){0});
-        errno = EFBIG;
-    }
-    sigprocmask(SIG_SETMASK, &mask, NULL);
+    unblock_signal(&caused, &mask, written < 0);
     return written;
+}
+
+bool gpt_resize_quietly(int file, size_t size) {
+    sigset_t caused, mask;
+    block_signal(&caused, &mask);
+    bool resized = !ftruncate(file, (off_t)size);
+    unblock_signal(&caused, &mask, !resized);
+    return resized;
 }
 
 int gpt_make_file(const void *data, size_t size) {

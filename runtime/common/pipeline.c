@@ -17,7 +17,7 @@
 const char *const gpt_stages[GPT_STAGES] = {"gpt-extract", "gpt-asm"};
 
 const struct gpt_line gpt_lines[GPT_PIPELINES] = {
-    [GPT_HOST] = {EXTRACT " --ptx | " LAST(ASM " --arch host")},
+    [GPT_HOST] = {GPT_STAGE_FUNCTION "stage " EXTRACT " --ptx | " LAST(ASM " --arch host")},
     [GPT_PROBE] = {"GPT_ARCH=$3; export GPT_ARCH; " LAST("eval \"$4\"")},
 };
 

@@ -200,6 +200,8 @@ static void give_up(struct worker *worker, bool late) {
     const char *who = client && client->which == GPT_PROBE ? "it" : "gpt-extract or gpt-asm";
     if (late)
         snprintf(fault, sizeof(fault), "%s didn't answer in time", who);
+    else if (status > 128 && status < GPT_REFUSED)
+        snprintf(fault, sizeof(fault), "%s was ended by signal %d", who, status - 128);
     else if (!*fault)
         snprintf(fault, sizeof(fault), "%s ended without an answer", who);
     if (client && !late && status > 127 && !client->again) {

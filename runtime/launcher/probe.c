@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../common/broker.h"
 #include "../common/cache.h"
 #include "../common/needs.h"
 #include "../common/private.h"
@@ -194,13 +195,16 @@ static size_t add_weaver(const char *name, const struct probing *probing) {
 }
 
 // Add the stages that weave probes into PTX, after gpt-extract. `reader` gets the words of gpt-ptx-probe.
-static void add_ptx_stages(const struct probing *probing, const char *options, struct gpt_bytes *reader) {
+// `last` is set if no stage follows.
+static void add_ptx_stages(const struct probing *probing, const char *options, bool last,
+                           struct gpt_bytes *reader) {
+    append(&pipeline, " stage");
     add_stage("gpt-extract");
-    append(&pipeline, " --ptx%s |", options);
+    append(&pipeline, " --ptx%s | stage", options);
     size_t start = add_weaver("gpt-ptx-probe", probing);
     if (!reader->size)
         append(reader, "%.*s%c", (int)(pipeline.size - start), pipeline.data + start, '\0');
-    append(&pipeline, "%s |", probing->memusage ? " --count" : "");
+    append(&pipeline, "%s |%s", probing->memusage ? " --count" : "", last ? "" : " stage");
     add_stage("gpt-asm");
     append(&pipeline, " --arch \"$GPT_ARCH\"%s", probing->benchmark ? " --original" : "");
 }
@@ -259,14 +263,15 @@ static void read_probes(const struct probing *probing, const char *reader, struc
 
 static void use_probes(const struct probing *probing) {
     struct gpt_bytes reader = {0}, shown = {0};
+    append(&pipeline, GPT_STAGE_FUNCTION);
     add_checks(probing);
     append(&pipeline, "case $GPT_ARCH in\n" SASS_ARCHS ")");
-    add_ptx_stages(probing, " --payload", &reader);
+    add_ptx_stages(probing, " --payload", false, &reader);
     append(&pipeline, " |");
     add_weaver("gpt-sass-probe", probing);
     append(&pipeline, "%s%s ;;\n*)", probing->memusage ? " --count" : "",
            probing->benchmark ? " --original" : "");
-    add_ptx_stages(probing, "", &reader);
+    add_ptx_stages(probing, "", true, &reader);
     append(&pipeline, " ;;\nesac");
     read_probes(probing, reader.data, &shown);
     append(&identity, "%s", shown.data);

@@ -39,9 +39,9 @@ static CUresult ask(const struct gpt_asked *asked, struct gpt_outcome *answer,
             : !strcmp(asked->type, "ptx") ? "PTX"
                                           : "compressed PTX",
             asked->kernel ? asked->kernel : "", asked->kernel ? "': " : ": ", answer->fault);
-    return answer->status < GPT_MISSING    ? CUDA_ERROR_INVALID_PTX
-           : answer->status == GPT_NOT_RUN ? CUDA_ERROR_OPERATING_SYSTEM
-                                           : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
+    return answer->status < GPT_MISSING ? CUDA_ERROR_INVALID_PTX
+           : answer->status > 128       ? CUDA_ERROR_OPERATING_SYSTEM // it was killed, or can't run now
+                                        : CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
 }
 
 static void keep_outline(const char *text, size_t size, const struct gpt_bytes *outline) {

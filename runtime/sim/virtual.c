@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/broker.h"
 #include "sim.h"
 
 struct physical {
@@ -135,7 +136,7 @@ API cuMemCreate(uint64_t *handle, size_t size, const CUmemAllocationProp *props,
     if (of_device && !sim_take_memory(size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int file = memfd_create("gpt-sim", MFD_CLOEXEC);
-    struct physical *made = file >= 0 && !ftruncate(file, (off_t)size) ? sim_new(PHYSICAL, NULL) : NULL;
+    struct physical *made = file >= 0 && gpt_resize_quietly(file, size) ? sim_new(PHYSICAL, NULL) : NULL;
     if (!made) {
         if (file >= 0)
             close(file);

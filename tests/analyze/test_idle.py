@@ -485,3 +485,13 @@ def test_work_that_begins_late_after_an_allocation(allocations, said):
     row = next(row for row in ask("idle", made.segment()).rows["verdict"] if row["cause"] == "begun late")
     assert ("memory that was just allocated isn't ready yet (" in row["told"]) == said
     assert ("its stream waits for another one" in row["told"]) != said
+
+
+@pytest.mark.parametrize(("once", "first"), [(3000, "launch pace"), (30_000, "host code")])
+def test_what_happens_in_each_step_comes_before_what_happened_once(once, first):
+    """A warm-up of 3 ms is followed by 40 kernels of 10 us that are launched every 60 us, which costs 2 ms."""
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 10)
+    for step in range(41):
+        made.call("cuLaunchKernel", once + 60 * step, 5, once + 60 * step + 5, 10)
+    causes = [row["cause"] for row in ask("idle", made.segment()).rows["verdict"]]
+    assert causes[0] == first and {*causes[:2]} == {"host code", "launch pace"}

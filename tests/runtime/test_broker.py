@@ -93,7 +93,7 @@ def test_the_second_kernel_waits_for_no_start(run):
         found |= set(run.alive("gpt-"))
         process.stdin.write("\n"), process.stdin.flush()
     assert process.wait() == 0, process.stderr.read()
-    assert len([pid for pid in found if pid != process.pid]) == 5  # the broker, two stages and two shells
+    assert len([pid for pid in found if pid != process.pid]) == 6  # the broker, two stages and three shells
 
 
 @pytest.mark.parametrize("hook", first("", None), ids=["asked", "alone"])

@@ -53,6 +53,69 @@ def test_killed_worker_is_replaced(run):
     assert process.returncode == 0
 
 
+def kill_stages(run, process, word, times):
+    """Kill the next processes with a word in their command line, as soon as each exists."""
+    killed = set()
+    while process.poll() is None and len(killed) < times:
+        for pid in set(run.alive(word)) - killed:
+            if b"sh\0-c" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+    assert len(killed) == times
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("word", ["gpt-extract\0--ptx", "gpt-asm\0--arch"])
+def test_any_stage_may_be_killed_once(run, word):
+    """The last stage takes the end of its input for the end of the request if a stage before it is killed."""
+    process = run.start('begin_all(), run("a", 0)')
+    kill_stages(run, process, word, 1)
+    assert process.communicate(timeout=120) == ("", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("word", ["gpt-extract\0--ptx", "gpt-asm\0--arch"])
+def test_code_whose_stages_were_killed_twice_can_be_loaded_later(run, word):
+    script = """
+    begin_all()
+    print(cu.cuModuleLoadData(byref(c_void_p()), open(sys.argv[1], "rb").read()))
+    run("a", 0)
+    """
+    process = run.start(script)
+    kill_stages(run, process, word, 2)
+    assert process.communicate(timeout=120) == (
+        "304\n",
+        "libcuda.so.1: error: PTX: gpt-extract or gpt-asm was ended by signal 9\n",
+    )
+    assert process.returncode == 0
+
+
+@pytest.mark.full
+def test_any_stage_of_the_weaving_pipeline_may_be_killed_once(run):
+    process = run.start('begin_all(), run("a", 0)', options=("-o", str(run.folder / "t.mp"), "-p", "gmem_bytes"))
+    hooked.wait_until(lambda: run.alive("gpt-broker"))
+    kill_stages(run, process, "gpt-ptx-probe\0-p", 1)
+    assert process.communicate(timeout=120) == ("", "")
+    trace = hooked.Trace(run.folder / "t.mp")
+    assert (trace.kinds["probed"], trace.kinds["unprobed"]) == (1, 0)
+
+
+def test_a_helper_that_cannot_be_forked_is_not_taken_for_one(tmp_path):
+    source = """
+    #include <errno.h>
+    #include <unistd.h>
+    static pid_t no_fork(void) { errno = EAGAIN; return -1; }
+    #define fork no_fork
+    #include "common/daemonize.c"
+    static void work(pid_t root, int root_file) { _exit(root == root_file); }
+    int main(void) { return gpt_start_apart(work); }
+    """
+    flags = ["-w", "-D_GNU_SOURCE", *hooked.INCLUDE, "-include", hooked.ROOT / "runtime" / "portable.h"]
+    program = hooked.compile_c(tmp_path / "program", source, *flags, prelude=False)
+    assert subprocess.run([program], check=False).returncode == 0
+
+
 @pytest.mark.full
 def test_without_its_supervisor_it_helps_itself(run):
     """The supervisor may be killed before a request or during it."""

@@ -272,6 +272,20 @@ def test_at_its_end_a_program_under_a_filter_opens_no_files(tmp_path):
     ]
 
 
+def test_a_daemon_that_closes_all_files_and_may_open_none_goes_on_without_a_trace(tmp_path):
+    """The trace can't be opened again, because the filter would kill the program."""
+    daemon = LATER["closefrom"] + LATER["seccomp"]
+    program = hooked.compile_c(tmp_path / "client", AFTERWARDS.replace("DOING", daemon))
+    done = hooked.run(tmp_path / "t.mp", program)
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"gpt-hook: error: {tmp_path}/t.mp: the program closed it, and a seccomp filter may forbid opening it again; "
+        "nothing more is recorded\n"
+    )
+    trace = Trace(tmp_path / "t.mp")
+    assert 1 <= trace.names["cuLaunchKernel"] < 30001 and not trace.kinds["end"]
+
+
 def test_the_number_of_the_file_is_out_of_the_way(tmp_path):
     source = r"""
     #include <fcntl.h>

@@ -1,6 +1,7 @@
 """gpt-hook -p: buffers of any size are written to files and streams exactly as the kernel left them."""
 
 import os
+import resource
 import subprocess
 
 import numpy as np
@@ -127,6 +128,75 @@ def test_large_buffers_are_packed(tmp_path, wide):
     assert os.stat(tmp_path / "t.mp.buffers").st_size < sum(r["packed"] + 8 for r in buffers) < 1 << 20
     for units in saved(tmp_path / "t.mp", "gmem_bytes").values():
         assert (units.counts == 32).all() and units.slots["read"].sum() == 8 * COUNT
+
+
+# Does something to the file next to the trace once it has the buffer of a launch, and launches again.
+DISTURBED = (
+    "#include <sys/stat.h>\n"
+    + CLIENT
+    + r"""
+int main(int argc, char **argv) {
+    const char *path = argv[2];
+    struct stat status;
+    setup(argv[1]);
+    void *params[] = {&items, &added, &count};
+    for (int i = 0; i < 2; i++) {
+        OK(cuLaunchKernel(function, 3000, 1, 1, 160, 1, 1, 0, NULL, params, NULL));
+        expect(3);
+        OK(D(cuCtxSynchronize)());
+        for (int ms = 0; ms < 60000 && !i && (stat(path, &status) || !status.st_size); ms++)
+            usleep(1000);
+        assert(i || status.st_size);
+        usleep(i ? 0 : 200000);
+        if (!i) { HOW }
+    }
+    check();
+    return 0;
+}
+"""
+)
+GONE = "the file next to the trace was deleted, replaced or cut"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("how", "error", "lost"),
+    [
+        ("assert(!unlink(path));", "was deleted; buffers are lost", 2),
+        ("assert(!truncate(path, 0));", "was truncated; buffers are lost", 2),
+        ("assert(!rename(path, argv[3]) && !symlink(argv[3], path));", None, 2),
+        ("setrlimit(RLIMIT_FSIZE, &(struct rlimit){status.st_size, -1});", "File too large; buffers are lost", 1),
+    ],
+)
+def test_the_report_says_what_is_lost_with_the_file_next_to_the_trace(tmp_path, how, error, lost):
+    source = "#include <sys/resource.h>\n" + DISTURBED.replace("HOW", how)
+    program, out = build(tmp_path, source), tmp_path / "t.mp"
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    options = ("-o", out, "--device", "sim", "-p", by_warp(), "--")
+    line = hooked.command("run", *options, program, PTX, f"{out}.buffers", tmp_path / "away", quiet=False)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    why = GONE if lost == 2 else "the file next to the trace cannot be written"
+    said = f"gpt-hook: warning: {'2 launches lost what they' if lost == 2 else '1 launch lost what it'} saved: {why}\n"
+    assert said in done.stderr
+    assert (f"{out}.buffers: {error}\n" if error else said) in done.stderr
+    read = subprocess.run(["gpt-analyze", "gmem_bytes", out], capture_output=True, text=True, check=False)
+    assert read.returncode == (1 if lost == 2 else 0) and "lost what " in read.stdout + read.stderr
+
+
+@pytest.mark.full
+def test_files_may_be_smaller_than_libzstd(tmp_path, wide):
+    """The copy of libzstd is a file in memory, to which the limit applies, too."""
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, -1))
+
+    good(tmp_path, wide, "-p", by_warp(), arguments=(PTX, "6"))
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept()}
+    options = ("-f", "-p", by_warp())
+    done = hooked.run(tmp_path / "t.mp", wide, PTX, "6", options=options, env=env, preexec_fn=few)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(saved(tmp_path / "t.mp", "gmem_bytes")) == 1
 
 
 def library(folder, text, *flags):

@@ -233,13 +233,25 @@ def test_a_program_that_changes_its_user_and_executes_another(becomes, said_at_t
         assert said_at_the_end.format(path=folder / "t.mp", program=second) in lines
 
 
-def enter_container():
-    """Install a filter that permits everything, and give up CAP_SYS_ADMIN, as a container's runtime does."""
-    libc = ctypes.CDLL(None)
+def install_filter(libc):
+    """Install a filter that permits everything."""
     code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000), 8)
     program = struct.pack("@HP", 1, ctypes.addressof(code))
-    assert not libc.prctl(24, 21, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
     assert not libc.prctl(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def enter_container():
+    """Install a filter, and give up CAP_SYS_ADMIN, as a container's runtime does."""
+    libc = ctypes.CDLL(None)
+    assert not libc.prctl(24, 21, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+    install_filter(libc)
+
+
+def enter_service():
+    """Install a filter and set no_new_privs, as systemd does for services."""
+    libc = ctypes.CDLL(None)
+    assert not libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    install_filter(libc)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others need no_new_privs to install a filter")
@@ -252,3 +264,55 @@ def test_in_a_container(tmp_path, loop):
         f"gpt-hook: warning: {tmp_path}/t.mp: not written: nothing was recorded from true, which env started without "
         "LD_PRELOAD; put 'gpt-hook run' right before that program"
     )
+
+
+# Adds a filter that kills a process for opening a file, in one way or another.
+SANDBOXED = LOOP.replace(
+    "int main(",
+    r"""
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+static void *enter(void *leave) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    assert(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    assert(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &(struct sock_fprog){4, code}, 0, 0));
+    if (leave)
+        exit(0);
+    return NULL;
+}
+static void in_thread(void *leave) {
+    pthread_t thread;
+    assert(!pthread_create(&thread, NULL, enter, leave) && !pthread_join(thread, NULL));
+}
+int main(""",
+).replace("launch(f); }", "launch(f); HOW }")
+
+
+@pytest.mark.skipif("Seccomp_filters:" not in Path("/proc/self/status").read_text(), reason="needs Linux 5.9")
+@pytest.mark.parametrize("begin", [enter_service, None])
+@pytest.mark.parametrize(
+    ("how", "reports"),
+    [
+        ("", True),
+        ("if (!fork()) { enter(NULL); _exit(0); }", True),
+        ("in_thread(NULL);", True),  # the main thread has no other filter
+        ("enter(NULL);", False),
+        ("in_thread(v);", False),
+        ("close_range(3, ~0u, 0); enter(NULL);", False),
+    ],
+)
+def test_a_service_reports_unless_it_has_added_a_filter(tmp_path, begin, how, reports):
+    """A program that starts under a filter and with no_new_privs may add another filter at any time."""
+    program = hooked.compile_c(tmp_path / "client", SANDBOXED.replace("HOW", how), "-lpthread")
+    line = hooked.command("run", "-o", tmp_path / "t.mp", "--device", "sim", "--", program, "7", quiet=False)
+    done = subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=begin)
+    assert done.returncode == 0  # it wasn't killed for opening a file
+    reported = [line for line in done.stderr.splitlines() if "error" not in line]
+    assert len(reported) == reports
+    if reports:
+        assert numbers(reported[0], tmp_path / "t.mp")[1:3] == [7, 1]

@@ -7,6 +7,21 @@ def test_memory_of_every_kind(play):
     play(PROGRAMS / "memory_of_every_kind.c")
 
 
+def test_memory_larger_than_files_may_be(play):
+    """Memory without an address is an unnamed file, to which the limit applies: no signal comes."""
+    play(r"""
+    #include <sys/resource.h>
+    int main(void) {
+        begin();
+        int props[8] = {1, 0, 1, 0}; // pinned, no handle, on device 0
+        uint64_t handle;
+        OK(D(cuMemCreate)(&handle, (size_t)2 << 20, props, 0ull));
+        assert(!setrlimit(RLIMIT_FSIZE, &(struct rlimit){4096, RLIM_INFINITY}));
+        IS(2, D(cuMemCreate)(&handle, (size_t)2 << 20, props, 0ull));
+    }
+    """)
+
+
 def test_values_that_streams_write_and_wait_for(play):
     source = r"""
     struct { uint32_t type; uint64_t address, value; uint32_t flags; uint64_t alias, pad; } operations[] = {

@@ -51,6 +51,7 @@ IO, ASYNC = ("memcpy", "memset"), "Async"
 ITEM = 64  # bytes: a program that copies no more than that reads a single value
 LISTED = 1000
 LEAST = 0.1  # minimum number of calls that make streams wait, per idle time that they may explain
+ONCE = 0.25  # share of a long idle time that counts if it happened once
 OFTEN = 0.5  # the same for calls that allocate memory
 GROUP = [("number", "<i8"), ("what", "<i8"), ("range", "<i8"), ("ns", "<i8")]
 FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note", "<f8")]
@@ -139,6 +140,14 @@ def describe_late(noted: Mapping[str, tuple[int, int]], late: int, several: bool
     if events or not found:
         found.append("its stream waits for another one" + (f" ({events})" if events else ""))
     return ", or ".join([*found, *(["the GPU serves another process"] if several else [])])
+
+
+def weigh(times: Times) -> float:
+    """Return how many ns matter: all, unless one of the times is more than half of them. That time happened once, such
+    as in a warm-up, and what happens in each step matters more.
+    """
+    rest = times.total - times.longest
+    return times.total if rest >= times.longest else max(rest, ONCE * times.longest)
 
 
 def describe_times(times: Times) -> str:

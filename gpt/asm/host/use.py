@@ -101,7 +101,7 @@ class InstructionUse:
         written = _parts(operands.pop(0)) if row.written and operands else []
         if written == [tree.Name("_")] * 2:
             raise Unsupported("'_|_' where a register is expected")
-        discards = opcode in _DISCARD and ".any" not in self.instruction.modifiers
+        discards = opcode in _DISCARD and not {".any", ".pending_count"} & {*self.instruction.modifiers}
         if written[:1] == [tree.Name("_")] and not discards:
             raise Unsupported("'_' where a register is expected")
         for slot, operand in [*zip(row.written, written, strict=False), *zip(row.read, operands, strict=False)]:
@@ -130,7 +130,7 @@ class InstructionUse:
             else:
                 self.check(operand, type_, exact)
             # The code doesn't use all operands, such as cache policies. The state of an mbarrier may be dropped.
-            discarded = opcode == "mbarrier" and operand == tree.Name("_")
+            discarded = opcode == "mbarrier" and operand is self.operands[0] and operand == tree.Name("_")
             unused = exact or not callable(row.code) or opcode == "createpolicy"
             if slot in row.read and unused and slot.count is None and not discarded:
                 self._read(slot, operand)

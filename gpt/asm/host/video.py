@@ -40,6 +40,8 @@ def _scalar(use: InstructionUse) -> str:
     if part:
         if not isinstance(to, tree.Name) or part not in _PARTS:
             raise Unsupported(f"'{to}' as a result")
+        if not rest or words.get("Q"):
+            raise Unsupported(f"'{to}' as a result, which takes a third operand and no second operation")
         size, shift = _PARTS[part]
         if saturates and opcode in _SHIFTS:
             value = f"saturate({value}, 32, {signed})"
@@ -76,8 +78,20 @@ def _mad(use: InstructionUse) -> str:
     """
     words, (to, *given) = use.words, use.operands
     result, of_a, of_b = _types(use)
-    minus = [isinstance(one, tree.Prefixed) and one.prefixes == ("-",) for one in given]
-    a, b, c = (one.operand if isinstance(one, tree.Prefixed) else one for one in given)
+    minus: list[bool] = []
+    values: list[tree.Operand] = []
+    for one in given:
+        if isinstance(one, tree.Prefixed) and isinstance(one.operand, tree.Name):
+            if one.prefixes != ("-",):
+                raise Unsupported(f"'{one}': only '-' is possible")
+            minus.append(True)
+            values.append(one.operand)
+        else:
+            minus.append(False)
+            values.append(one)
+    a, b, c = values
+    if (minus[0] != minus[1]) + minus[2] + bool(words["po"]) > 1:
+        raise Unsupported("only one of '.po', a negated product and a negated third operand is possible")
     signed = int(of_a.is_signed or of_b.is_signed or any(minus))
     product = f"(int64_t)(int32_t){_chosen(use, a, of_a)} * (int32_t){_chosen(use, b, of_b)}"
     third = f"(int64_t){use.value(c, TYPES['s32'])}"
@@ -100,6 +114,11 @@ def _lanes(use: InstructionUse) -> str:
     target, places = _selected(to, count, "3210"[-count:])
     first, of_first = _selected(a, count, "3210"[-count:])
     second, of_second = _selected(b, count, "7654"[-count:] if count == 4 else "32")
+    if sorted(set(places), reverse=True) != list(places) or int(places[0]) >= count:
+        raise Unsupported(f"'{to}': a result lists each part once, the highest first")
+    for operand, selected in ((a, of_first), (b, of_second)):
+        if len(selected) != count or int(max(selected)) >= 2 * count:
+            raise Unsupported(f"'{operand}': {count} parts are selected from 0 to {2 * count - 1}")
     mask = sum(1 << int(place) for place in set(places))
     word = TYPES["u32"]
     return use.assign(
@@ -116,7 +135,7 @@ def _selected(operand: tree.Operand, count: int, default: str) -> tuple[tree.Ope
     if not isinstance(operand, tree.Name) or not operand.parts:
         return operand, default
     found = re.fullmatch(r"\.([bh])([0-7]+)", operand.parts[-1])
-    if not found or found[1] != ("h" if count == 2 else "b") or len(found[2]) > count:
+    if not found or found[1] != ("h" if count == 2 else "b"):
         raise Unsupported(f"'{operand}'")
     return tree.Name(operand.name), found[2]
 

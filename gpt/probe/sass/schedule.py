@@ -5,8 +5,8 @@ after the other, because it compiles a snippet with few registers, and expects o
 
 Words are ordered by list scheduling: among the words that may issue, the one with the longest way to the end goes
 first. Only the words before the first jump are reordered, and only if the table knows all that they do. Accesses to
-memory keep their order. A word that needs the result of another comes at least as many cycles after it as ptxas left between
-them, or as stalls.py requires, if that's fewer.
+memory keep their order. A word that needs the result of another comes at least as many cycles after it as ptxas left
+between them, or as stalls.py requires, if that's fewer.
 
 At an exit of the kernel, the kernel needs no register anymore. So there, each slow result gets a register of its own,
 and may be requested right after the first reading of a clock. Elsewhere, nothing is moved across such a reading.

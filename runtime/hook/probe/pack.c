@@ -146,7 +146,7 @@ static int copy_renamed(const char *path, uint64_t at) {
         memcpy(data + at, renamed, sizeof(renamed));
         to = memfd_create(library, MFD_CLOEXEC | MFD_EXEC);
         to = gpt_set_aside(to < 0 ? memfd_create(library, MFD_CLOEXEC) : to); // before Linux 6.3
-        if (to >= 0 && write(to, data, size) != (ssize_t)size) {
+        if (to >= 0 && gpt_write_quietly(to, data, size) != (ssize_t)size) {
             close(to);
             to = -1;
         }

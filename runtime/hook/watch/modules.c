@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "abi/cuda.h"
+#include "common/broker.h"
 #include "common/cache.h"
 #include "common/own.h"
 #include "hook/write/write.h"
@@ -376,7 +377,7 @@ void hook_save_setup(void) { folder = hook_keep_variable("GPT_HOOK_MODULES"); }
 
 static bool write_all(int file, const char *data, size_t size) {
     while (size) {
-        ssize_t done = write(file, data, size);
+        ssize_t done = gpt_write_quietly(file, data, size);
         if (done < 0 && errno != EINTR)
             return false;
         if (done > 0)

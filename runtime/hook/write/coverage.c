@@ -9,6 +9,7 @@
 
 #include "common/selection.h"
 #include "say.h"
+#include "unpack.h"
 #include "write.h"
 
 enum { MOST_REASONS = 16, SHOWN = 2, CODE_BYTES = 32, DETAIL_BYTES = 256, FEWEST_KERNELS = 1 << 10 };
@@ -149,6 +150,16 @@ static const char *write_time(bool probed, char text[64]) {
         snprintf(text, 64, " (%.*f ms on the GPU, %.1f %%)", ms < 10 ? 2 : 0, ms,
                  share_of((double)times[probed]));
     return text;
+}
+
+const char *hook_explain_loss(struct value code) {
+    if (is(code, WHY(not_saved)->code) ||
+        is(code, WHY(max_disk)->code)) // chosen with --benchmark, or reported elsewhere
+        return NULL;
+    for (size_t i = 0; i < sizeof(explanations) / sizeof(*explanations); i++)
+        if (is(code, explanations[i].code))
+            return explanations[i].text;
+    return "another reason";
 }
 
 uint64_t hook_count_reason(const struct reason *why) {

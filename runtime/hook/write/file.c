@@ -120,6 +120,12 @@ static int find_file(void) {
     struct stat found;
     int file = own_number ? own_number : atomic_load(&opened.number);
     if (fstat(file, &found) || !is_ours(file, &found)) {
+        if (hook_may_have_filter()) { // as a daemon that has closed all files before it enters its sandbox
+            hook_turn_off(hook_live->path,
+                          "the program closed it, and a seccomp filter may forbid opening it again");
+            errno = EPERM;
+            return -1;
+        }
         int again = hook_open_file(hook_live->path);
         if (again < 0)
             return -1;

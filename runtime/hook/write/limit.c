@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "chunk.h"
+#include "common/broker.h"
 #include "common/own.h"
 #include "common/private.h"
 #include "say.h"
@@ -60,7 +61,7 @@ static struct written *map_file(int file, bool made) {
     static const char zeros[CHUNK_PAGE];
     struct stat found = {0};
     void *mapped = MAP_FAILED;
-    if (made && write(file, zeros, sizeof(zeros)) != (ssize_t)sizeof(zeros))
+    if (made && gpt_write_quietly(file, zeros, sizeof(zeros)) != (ssize_t)sizeof(zeros))
         unlink(path);
     // another process may be about to write it
     for (int i = 0; i < TRIES_TO_OPEN && !fstat(file, &found) && found.st_size < CHUNK_PAGE && !made; i++)

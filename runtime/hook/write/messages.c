@@ -33,8 +33,9 @@ void hook_turn_off(const char *where, const char *fact) {
 }
 
 void hook_fail(const char *where, int error) {
-    const char *fact =
-        error == EDQUOT && hook_limit_reached() ? hook_limit_fault() : hook_describe_error(error);
+    const char *fact = error == EDQUOT && hook_limit_reached() ? hook_limit_fault()
+                       : error == ESTALE                       ? "was deleted, or another file has its name"
+                                                               : hook_describe_error(error);
     bool unread = hook_folder && (error == ENOENT || error == ESTALE); // the stream has lost its reader
     hook_turn_off(where, unread ? NULL : fact);
 }

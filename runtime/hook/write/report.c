@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/broker.h"
 #include "common/own.h"
 #include "common/private.h"
 #include "common/selection.h"
@@ -26,20 +27,57 @@
 #include "write.h"
 
 // A filter that was there when this program started, as in a container, let the dynamic linker open files, so
-// we may open some too. We can't tell how many filters there are without opening a file. But a process
-// without privileges has to set no_new_privs before it can add one.
+// we may open some too. A process without privileges has to set no_new_privs before it can add one. If it was
+// set from the start, or if the process has CAP_SYS_ADMIN, only the number of filters tells whether there are
+// more. That number is in /proc/self/status since Linux 5.9, which we keep open, because opening it at the
+// end is what a new filter may kill the process for.
 static bool inherits_filter;
+
+static struct {
+    int file;
+    pid_t pid; // the process that opened the file, or 0
+    struct stat status;
+    long filters;
+} known;
+
+// Return the number of filters of the main thread, or -1.
+static long count_filters(void) {
+    static char text[128 << 10]; // it lists the groups, up to 65,536
+    static const char key[] = "\nSeccomp_filters:";
+    ssize_t size = pread(known.file, text, sizeof(text) - 1, 0);
+    text[size > 0 ? size : 0] = '\0';
+    const char *found = strstr(text, key);
+    return found ? strtol(found + strlen(key), NULL, 10) : -1;
+}
 
 static void filter_setup(void) {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
+    if (!prctl(PR_GET_SECCOMP))
+        return;
     syscall(SYS_capget, &head, sets);
-    inherits_filter = prctl(PR_GET_SECCOMP) && !prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) &&
-                      !(sets[0].effective & 1u << CAP_SYS_ADMIN);
+    inherits_filter = !prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) && !(sets[0].effective & 1u << CAP_SYS_ADMIN);
+    if (inherits_filter)
+        return;
+    known.file = gpt_set_aside(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
+    if (known.file >= 0 && !fstat(known.file, &known.status) && (known.filters = count_filters()) > 0)
+        known.pid = getpid();
+    else if (known.file >= 0)
+        close(known.file);
+}
+
+// A thread may have a filter of its own, so the number says nothing about other threads than the main one.
+// The program may have closed our descriptor, and used the number again.
+static bool has_known_filters(void) {
+    struct stat status;
+    return known.pid == getpid() && known.pid == syscall(SYS_gettid) && !fstat(known.file, &status) &&
+           status.st_dev == known.status.st_dev && status.st_ino == known.status.st_ino &&
+           count_filters() == known.filters;
 }
 
 bool hook_may_have_filter(void) {
-    return prctl(PR_GET_SECCOMP) && (!inherits_filter || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
+    return prctl(PR_GET_SECCOMP) &&
+           (inherits_filter ? prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 0 : !has_known_filters());
 }
 
 static struct {
@@ -140,6 +178,11 @@ static void say_totals(const struct trace_totals *found) {
     }
     if (found->probed || found->unprobed || (found->processes && gpt_is_selecting() && !found->needing))
         hook_say_coverage(found->probed, found->unprobed, found->launches);
+    if (found->lost) {
+        snprintf(line, sizeof(line), "gpt-hook: warning: %lu launch%s lost what %s saved: %s", found->lost,
+                 found->lost == 1 ? "" : "es", found->lost == 1 ? "it" : "they", found->why_lost);
+        gpt_write_line(line);
+    }
     if (found->dropped)
         say_logs(found);
     uint64_t counted = hook_limit_stopped(), stopped = counted > found->stopped ? counted : found->stopped;
@@ -242,10 +285,10 @@ void hook_report_setup(void) {
 // run's random id. There's one file for each kind of loss, and the first note wins. The root process removes
 // them at its end.
 
-enum { TEXT = 512 };
+enum { NOTE_TEXT = 512 };
 
 struct note {
-    char by[64], program[TEXT], how[64];
+    char by[64], program[NOTE_TEXT], how[64];
 };
 
 static const char *notes; // prefix of the files' names
@@ -282,7 +325,7 @@ static void describe(enum loss loss, const struct note *note, char *text, size_t
 }
 
 static void say_lost(enum loss loss, const struct note *note) {
-    char line[2 * TEXT] = "gpt-hook: warning: ";
+    char line[2 * NOTE_TEXT] = "gpt-hook: warning: ";
     struct stat error;
     if (fstat(STDERR_FILENO, &error) || error.st_dev != device || error.st_ino != inode)
         return;
@@ -305,7 +348,7 @@ void hook_note_loss(enum loss loss, const char *program, const char *how) {
         return;
     if (is_foreign()) // the file stays, so that the next one is silent
         say_lost(loss, &note);
-    else if (write(file, &note, sizeof(note)) != sizeof(note))
+    else if (gpt_write_quietly(file, &note, sizeof(note)) != sizeof(note))
         unlink(path);
     close(file);
 }
@@ -320,7 +363,7 @@ static bool read_note(enum loss loss, struct note *note) {
     if (file < 0)
         return false;
     bool read_all = gpt_is_private(file, S_IFREG) && read(file, note, sizeof(*note)) == sizeof(*note);
-    note->by[sizeof(note->by) - 1] = note->program[TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
+    note->by[sizeof(note->by) - 1] = note->program[NOTE_TEXT - 1] = note->how[sizeof(note->how) - 1] = '\0';
     close(file);
     unlink(path); // we chose the name, so remove whatever has it
     return read_all;

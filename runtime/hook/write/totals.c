@@ -173,13 +173,26 @@ static void count_child(unsigned depth, struct value name) {
         count_file(depth + 1);
 }
 
-// Add the size of the file with the contents of buffers when a `buffer` record first names it.
-static void add_side_file(const struct trace_file *trace, struct value name) {
+// Add the size of the file with the contents of buffers when a `buffer` record first names it. Returns the
+// size, or 0 if there's no such file.
+static uint64_t add_side_file(const struct trace_file *trace, struct value name) {
     static char path[PATH_MAX];
     struct stat status;
-    if (find_neighbour(trace, name, path) && !fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) &&
-        S_ISREG(status.st_mode) && is_new(status.st_ino))
+    if (!find_neighbour(trace, name, path) || fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) ||
+        !S_ISREG(status.st_mode))
+        return 0;
+    if (is_new(status.st_ino))
         found.bytes += (uint64_t)status.st_size;
+    return (uint64_t)status.st_size;
+}
+
+// Count a launch that lost what it saved. A launch's records follow one another.
+static void add_loss(const struct trace_file *trace, uint64_t launch, const char *why) {
+    static uint64_t last;
+    uint64_t number = trace->number << 32 | (uint32_t)launch;
+    found.lost += number != last;
+    found.why_lost = found.why_lost ? found.why_lost : why;
+    last = number;
 }
 
 static void count_record(unsigned depth, uint64_t end) {
@@ -188,7 +201,9 @@ static void count_record(unsigned depth, uint64_t end) {
     bool calls = is(kind, "calls"), counts = is(kind, "counts"), launches = is(kind, "launches");
     bool times = is(kind, "gpu_times"), rows = calls || counts || launches || times;
     uint64_t without = 0, function_id = 0;
-    uint64_t size = 0;                         // for a buffer: the part in this record
+    uint64_t size = 0;                                     // for a buffer: the part in this record
+    uint64_t launch = 0, offset = 0, packed = 1, room = 0; // and where it is in a file of this size
+    bool beside = false;
     char code[AHEAD] = "", detail[AHEAD] = ""; // the window moves
     bool child = is(kind, "child"), unprobed = is(kind, "unprobed"), memusage = is(kind, "memusage"),
          function = is(kind, "function"), buffer = is(kind, "buffer");
@@ -226,8 +241,19 @@ static void count_record(unsigned depth, uint64_t end) {
                 snprintf(is_code ? code : detail, AHEAD, "%.*s", (int)size, (const char *)text.data);
         } else if (buffer && (is(key, "size") || is(key, "length"))) {
             size = next(trace).number;
+        } else if (buffer && is(key, "launch")) {
+            launch = next(trace).number;
+        } else if (buffer && is(key, "lost")) {
+            const char *why = hook_explain_loss(next(trace));
+            if (why)
+                add_loss(trace, launch, why);
         } else if (buffer && is(key, "path")) {
-            add_side_file(trace, next(trace));
+            beside = true;
+            room = add_side_file(trace, next(trace));
+        } else if (buffer && is(key, "offset")) {
+            offset = next(trace).number;
+        } else if (buffer && is(key, "packed")) {
+            packed = next(trace).number;
         } else if (buffer && is(key, "quick")) {
             found.quick += size;
             next(trace);
@@ -260,6 +286,8 @@ static void count_record(unsigned depth, uint64_t end) {
             pass(trace, end);
         }
     }
+    if (beside && (room < packed || room - packed < offset))
+        add_loss(trace, launch, "the file next to the trace was deleted, replaced or cut");
     if (without)
         hook_add_reason(number_kernel(trace, function_id), code, detail, without);
 }

@@ -253,6 +253,9 @@ const struct reason *hook_make_reason(const char *code, const char *detail);
 // `kernel` is a number for it, which isn't 0.
 void hook_add_reason(uint64_t kernel, const char *code, const char *detail, uint64_t launches);
 void hook_add_gpu_time(uint64_t kernel, bool probed, uint64_t duration); // in time stamp ticks
+// Explain why a buffer is lost, for people; NULL if the report needn't say so.
+struct value;
+const char *hook_explain_loss(struct value code);
 uint64_t hook_count_reason(const struct reason *why); // launches without probes that have this code
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches); // `launches` is the total
 
@@ -506,6 +509,8 @@ struct trace_totals {
     uint64_t first, last; // first block with entries in logs that overflowed, and the one after the last
     uint64_t stopped;     // processes that --max-disk stopped
     uint64_t quick;       // bytes of buffers that were packed without zstd
+    uint64_t lost;        // launches whose buffers are missing
+    const char *why_lost; // for the first of them
     int fault;            // errno if the first file can't be opened
 };
 

@@ -274,6 +274,20 @@ def video():
                     f"{'-' * (minus == 'a')}{{}}{'.' * bool(x)}{x}, {{}}{'.' * bool(y)}{y}, {'-' * (minus == 'c')}{{}}"
                 )
                 yield text, "u32", three, mad_video(a, b, minus, more, saturates, shift, (x, y))
+        for words in ("", ".sat"):  # a negative constant doesn't make the result signed, as a minus sign does
+            made = mad_video(a, b, "", 0, bool(words), 0, ("", ""))
+            yield (
+                f"vmad.{d}.{a}.{b}{words} {{}}, {{}}, -3, {{}}",
+                "u32",
+                ("u32", "u32"),
+                lambda x, c, m=made: m(x, -3, c),
+            )
+            yield (
+                f"vmad.{d}.{a}.{b}{words} {{}}, {{}}, {{}}, -3",
+                "u32",
+                ("u32", "u32"),
+                lambda x, y, m=made: m(x, y, -3),
+            )
 
 
 def instructions():

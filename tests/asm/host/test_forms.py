@@ -127,6 +127,51 @@ def test_choices_and_packing(ptxas, tmp_path, target, version, step):
     assert_known(found)
 
 
+@pytest.mark.parametrize("step", [29, full(1)])
+def test_parts_and_signs_in_video_instructions(ptxas, tmp_path, step):
+    """Compare each selection of parts in each operand, with a third operand or without, and minus signs."""
+    halves = ["".join(one) for n in (1, 2, 3) for one in itertools.product("01234", repeat=n)]
+    octets = ["".join(one) for n in (1, 2, 3, 4) for one in itertools.product("0137", repeat=n)]
+    parts = ["", *(f".h{one}" for one in halves), *(f".b{one}" for one in octets)]
+    one_part = ["", *(f".{kind}{n}" for kind in "bh" for n in range(9))]
+    lanes = ("vadd2.u32.u32.u32", "vavrg4.s32.u32.u32.add", "vset2.u32.u32.lt", "vset4.u32.u32.eq.add")
+    scalars = (
+        "vadd.u32.u32.u32",
+        "vmin.s32.u32.u32.sat.add",
+        "vshl.u32.u32.u32.clamp",
+        "vset.u32.u32.lt",
+        "vmad.s32.s32.s32",
+    )
+    lines = []
+    for opcodes, selected in ((lanes, parts), (scalars, one_part)):
+        for opcode, part, at, count in itertools.product(opcodes, selected, range(4), (3, 4)):
+            operands = [f"%b32_{n}{part if n == at else ''}" for n in range(count)]
+            lines.append(f"{opcode} {', '.join(operands)};")
+    signs = itertools.product(("", ".po", ".sat.shr7"), *(("", "-", "!", "~"),) * 3)
+    lines += [f"vmad.s32.u32.s32{words} %b32_1, {a}%b32_2, {b}%b32_3, {c}%b32_4;" for words, a, b, c in signs]
+    lines += [f"vmad.s32.u32.s32.po %b32_1, %b32_2, {one}, %b32_4;" for one in ("-1", "5")]
+    assert_same(differences(lines[::step], ptxas, "sm_90", "8.7", tmp_path))
+
+
+def test_what_mbarriers_drop(ptxas, tmp_path):
+    """Compare `_` in each operand."""
+    forms_ = {
+        "arrive.b64": ["%b64_2", "[%b64_1]", "%b32_3"],
+        "arrive_drop.b64": ["%b64_2", "[%b64_1]"],
+        "try_wait.b64": ["%p1", "[%b64_1]", "%u64_3", "%b32_4"],
+        "try_wait.parity.b64": ["%p1", "[%b64_1]", "%b32_3", "%b32_4"],
+        "test_wait.b64": ["%p1", "[%b64_1]", "%u64_3"],
+        "pending_count.b64": ["%b32_1", "%u64_2"],
+        "init.b64": ["[%b64_1]", "%b32_2"],
+    }
+    lines = [
+        f"mbarrier.{form} {', '.join(['_' if n == at else one for n, one in enumerate(operands)])};"
+        for form, operands in forms_.items()
+        for at in range(len(operands) + 1)
+    ]
+    assert_same(differences(lines, ptxas, "sm_90", "8.7", tmp_path))
+
+
 @pytest.mark.parametrize("target", ["sm_100a", full("sm_120a")])
 def test_narrow_floats(ptxas, tmp_path, target):
     """Compare conversions to pairs of 8 and 6 bits, from each type that has them in some version."""

@@ -85,6 +85,10 @@ void hook_forget_events(struct save *save) { (void)save; }
 void hook_free_save(struct save *save) { free(save); }
 bool hook_write_launch(struct save *save) { return save->id; }
 int gpt_set_aside(int file) { return file; }
+void hook_say(const char *where, const char *fact, const char *consequence) {
+    fprintf(stderr, "%s: %s; %s\n", where, fact, consequence);
+}
+const char *hook_describe_error(int error) { return strerror(error); }
 _Atomic bool hook_limit_is_reached;
 bool hook_may_write(uint64_t size, bool needed) {
     (void)needed;
