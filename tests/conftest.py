@@ -17,7 +17,7 @@ from tests import cuda, loaded, tiers
 from tests.formats.samples import SAMPLES
 
 # Put the executables of the environment that runs the tests before the system's. Small programs that ask a server to
-# fork come first; the fixture `cold` turns them off. Slow tests kill processes and watch them, so they get real ones.
+# fork come first; the fixture `cold` turns them off. Slow tests kill processes and watch them, so most get real ones.
 places = [Path(sys.executable).parent]
 if not tiers.FULL:
     places.insert(0, loaded.install() / "bin")
@@ -74,6 +74,17 @@ def compiled() -> None:
     cuda.compiled = tiers.ROOT / "build" / "compiled"
     cuda.compiled.mkdir(parents=True, exist_ok=True)
     cuda.forget()
+
+
+@pytest.fixture(autouse=tiers.FULL)
+def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server fork the executables that slow tests in tiers.FORKED start, as it does in `make test`."""
+    path = request.path.relative_to(tiers.ROOT / "tests")
+    if "cold" not in request.fixturenames and any(path.match(name) for name in tiers.FORKED):
+        folder = loaded.install()
+        monkeypatch.setattr(loaded, "runtime", folder / "gpt" / "_runtime")
+        monkeypatch.setenv(loaded.VARIABLE, str(loaded.listen()))
+        monkeypatch.setenv("PATH", os.pathsep.join([str(folder / "bin"), os.environ["PATH"]]))
 
 
 @pytest.fixture

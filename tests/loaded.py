@@ -42,6 +42,7 @@ ROOT = Path(__file__).parents[1]
 OTHERS = ("numpy", "numpy.ma", "typer", "rich.console", "rich.text", "gpt")  # modules to load; all of the last one
 RARE = {  # modules that take long to import, by a word that needs them: loaded for the first run that has it
     "twins": ("tests.runtime.twins",),
+    "dask": ("dask", "distributed"),
     "--plot": ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
 }
 runtime: Path | None = None  # the runtime whose pipelines ask the server, for a session of pytest

@@ -100,6 +100,7 @@ def test_full_disk_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_many_at_once_get_whole_results(tmp_path):
     """Processes write the same few keys to a folder that's too small. What they read is either complete or missing."""
     code = """

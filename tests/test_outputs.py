@@ -16,6 +16,7 @@ from gpt.compat import negativa
 from tests import loaded
 from tests.runtime import hooked
 from tests.stages.tools import extract, located, run
+from tests.tiers import first
 from tests.trace import forge
 
 
@@ -240,7 +241,7 @@ def test_no_user_matches_without_user_ids():
     assert is_user(os.geteuid(), 4242, os.geteuid()) and not is_user(os.geteuid() + 1, os.geteuid())
 
 
-@pytest.mark.parametrize("whose", ["another user's", "ours"])
+@pytest.mark.parametrize("whose", first("another user's", "ours"))
 @pytest.mark.parametrize("tool", ["extract", "asm", "patch", "locate", "dump", "hook", "neutrino"])
 def test_a_folder_is_followed_only_by_a_link_of_this_users(tool, whose, sample, tmp_path):
     """Root once wrote libraries, code and traces to the target of another user's link."""

@@ -317,6 +317,7 @@ def test_a_chunk_in_a_chunk_is_refused():
 # Limits
 
 
+@pytest.mark.full
 def test_a_record_of_64_mib_is_read_and_a_larger_one_refused():
     empty = len(msgpack.packb({"kind": "x", "data": bytes(1 << 17)})) - (1 << 17)
     fits = msgpack.packb({"kind": "x", "data": bytes(records.MAX_RECORD - empty)})

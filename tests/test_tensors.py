@@ -205,6 +205,7 @@ def test_one_block_may_be_entered_many_times():
     assert len([seen for seen in found if seen.name == "first"]) == 4 * 40
 
 
+@pytest.mark.full
 def test_threads_have_their_own():
     found, mine = [], []
 

@@ -86,6 +86,7 @@ def test_unpicklable_error_is_reported():
         list(run_all([partial(fail, Odd("one", "two")), partial(number, 1)], 2))
 
 
+@pytest.mark.full
 def test_large_results_wait_in_bounds():
     """If the first task is slow, the others pause when too many results are waiting, and no result is lost."""
     size = 20 << 20

@@ -24,6 +24,11 @@ FULL = bool(os.environ.get("TEST_FULL"))  # set by `make test-full`
 PART = os.environ.get("TEST_PART")  # set by `make test-part`: the number of the commit
 PARTS = 8
 ROOT = Path(__file__).parents[1]
+FORKED = (  # slow tests that neither kill nor watch our executables, so that a server may fork these (loaded.py)
+    "runtime/test_first_calls.py",
+    "runtime/test_probe*.py",
+    "runtime/test_wrong_arguments.py",
+)
 
 
 def full(*values: Any, id: str | None = None) -> Any:

@@ -126,6 +126,7 @@ def test_trace_without_nodes_is_reported():
     assert "3 launches in replays counted where the graph was launched" in found.verdicts["by_module"][0]
 
 
+@pytest.mark.full
 def test_many_launches_are_attributed_across_windows():
     """Two threads have more ranges and launches than are read at once."""
     count = 10_000

@@ -328,6 +328,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path):
     assert b" -m pip install matplotlib" in done.stderr
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_blocks(tmp_path):
     blocks, warps = 100_000, 4
     number = np.arange(blocks, dtype=np.uint64)

@@ -189,14 +189,17 @@ def cluster():
     """Return a cluster of two processes that this process started, and its address."""
     import distributed
 
+    before = dict(os.environ)
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as made:
+        for name in os.environ.keys() - before:  # with a PYTHONHASHSEED, no run can be forked (tests/loaded.py)
+            del os.environ[name]
         yield made.scheduler_address
 
 
 def both(name, cluster, *args):
     """Return an analysis's answers without and with a cluster."""
-    plain = loaded.run(["gpt-analyze", name, *args], timeout=120)
-    done = run(name, *args, "--engine", "dask", "--scheduler", cluster)
+    more = ([], ["--engine", "dask", "--scheduler", cluster])
+    plain, done = (loaded.run(["gpt-analyze", name, *args, *options], timeout=120) for options in more)
     return [(one.returncode, one.stdout.decode(), one.stderr.decode()) for one in (plain, done)]
 
 

@@ -90,6 +90,7 @@ def test_machines_without_a_boot_id_share_no_clock():
     assert [event["ts"] for event in events] == [10_000, 11_000, 20_000, 21_000]
 
 
+@pytest.mark.full
 def test_times_are_since_the_first_process_whatever_is_chosen(tmp_path):
     """`--time` takes times as tables print them. In lines with notes, times count from the first process in them."""
     ranges = [records.make("range", id=1, type="push", thread=1, name="step", start=10**9 + 1009 * MS),

@@ -259,6 +259,7 @@ def test_attach_out_of_descriptors_is_reported(mapped):
         assert "Too many open files: raise the limit (ulimit -n), or name one --library\n" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root opens what others have mapped")
 def test_mappings_of_another_user_do_not_exhaust_descriptors(mapped, tmp_path):
     """Root can still watch, even if another user maps many files, or one file at many addresses."""

@@ -219,6 +219,7 @@ def test_a_full_disk(uses, tmp_path):
     assert done.returncode == 0
 
 
+@pytest.mark.full
 def test_standard_output_full(tmp_path):
     code = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.exit(7)"
     with open("/dev/full", "w") as full:

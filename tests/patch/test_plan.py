@@ -186,7 +186,7 @@ def patch_all(data, folder, spans):
 
 @pytest.mark.parametrize(
     "name",
-    ["zstd", "relr", "relocatable", "archive", *map(full, ["pie", "fixed", "symbols", "arm", "scattered", "outside"])],
+    ["zstd", "relocatable", *map(full, ["relr", "archive", "pie", "fixed", "symbols", "arm", "scattered", "outside"])],
 )
 def test_mutants_of_real_files(sample, name, tmp_path):
     data = sample(name).read_bytes()
@@ -265,6 +265,7 @@ def test_a_library_of_tiny_elements(tmp_path):
     assert done.seconds < 20
 
 
+@pytest.mark.full
 def test_mutants_through_the_pipeline(sample, tmp_path):
     """A few mutants are run as a user would: one process each, a documented exit status, no
     traceback, no files left.

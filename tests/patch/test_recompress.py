@@ -118,6 +118,7 @@ def test_options_and_files_that_stay(sample, tmp_path):
     assert "lz4" in table.decode() and "offset" not in table.decode()
 
 
+@pytest.mark.full
 def test_verbose_gives_each_element_a_row(sample, tmp_path):
     library = sample("lz4")
     done = run(
@@ -261,6 +262,7 @@ def test_any_bytes_come_back(parts, level):
         assert set(keys) <= {(5,)}  # a header keeps what isn't a size or a codec
 
 
+@pytest.mark.full
 def test_order_and_parallel_work(sample, tmp_path):
     library = sample("none")
     with open(library, "rb") as file:

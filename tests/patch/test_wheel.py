@@ -401,6 +401,7 @@ def repacked_as(wheel, folder, name, change):
     return done, [path.name for path in (folder / "out").iterdir()]
 
 
+@pytest.mark.full
 def test_odd_wheels_with_a_label(wheel, tmp_path):
     """wget saves wheels under such names, and headers may be in lower case. Names and wheels that pip rejects are
     rejected here, too.

@@ -304,6 +304,7 @@ def test_an_image_without_a_file_cannot_be_patched(sample, tmp_path):
 # Trouble while writing
 
 
+@pytest.mark.full
 def test_a_full_disk(library, tmp_path):
     """A file size limit simulates a full disk: there's no space for the output."""
     made = located(library, USED)

@@ -171,6 +171,7 @@ def test_a_module_has_so_many_items():
         scan.scan_module((text + ".global .u8 a;\n" * 1000).encode())
 
 
+@pytest.mark.full
 def test_35_megabytes_with_one_kernel_wanted_take_less_than_the_bound():
     from gpt.ptx.prune import prune
 

@@ -24,7 +24,6 @@ def code(request, monkeypatch):
     form = getattr(request, "param", "ptx")
     if form == "sass":
         folder = request.getfixturevalue("twin_folder")
-        hooked.runtime()  # which GPT_RUNTIME names from now on
         monkeypatch.setattr(hooked, "machine_code", folder)
         monkeypatch.setenv("GPT_RUNTIME", str(hooked.runtime()))
         monkeypatch.setenv("GPT_SIM_TWINS", str(folder.path))

@@ -31,7 +31,6 @@ PRELUDE = '#include "client.h"\n'  # what most C clients begin with
 BASE = ("-std=gnu11", "-O0", "-g0", "-Wno-unused", f"-I{PROGRAMS}")  # what compiles fastest: they are short
 
 
-@cache
 def runtime() -> Path:
     """Return the folder of the built runtime: GPT_RUNTIME, or the one linked for pytest, or the checkout's."""
     folder = Path(os.environ.get("GPT_RUNTIME") or loaded.runtime or ROOT / "gpt" / "_runtime")

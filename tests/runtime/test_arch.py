@@ -80,7 +80,6 @@ def build(folder: Path, *more: str) -> Path:
     return folder
 
 
-@pytest.mark.full  # compiles the whole runtime
 # This test builds the whole runtime again, so `make test` only runs the one below, which finds other files that name
 # the processor.
 @pytest.mark.full

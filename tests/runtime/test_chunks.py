@@ -191,6 +191,7 @@ int main(void) {
 """
 
 
+@pytest.mark.full
 def test_the_next_chunk_is_made_before_a_launch_needs_it(tmp_path):
     program = hooked.compile_c(tmp_path / "client", SPARE, "-rdynamic")
     done = hooked.run(tmp_path / "t.mp", program)

@@ -351,7 +351,7 @@ def test_toggled_ten_times_a_second_under_load(tmp_path, options, kills):
     assert check(server.end(), state) == []
 
 
-@pytest.mark.parametrize(("turns", "kills"), [(40, False), (60, True), soak(600, True)])
+@pytest.mark.parametrize(("turns", "kills"), [(20, False), (30, True), soak(600, True)])
 def test_graphs_that_come_and_go_while_it_is_toggled(tmp_path, turns, kills):
     """Each recorded replay counts once for each of its three kernels: as probed, or as unprobed with a reason."""
     server = serve(tmp_path, probing.build(tmp_path, graphing.STRESS), "--disabled", "-p", "gmem_bytes")

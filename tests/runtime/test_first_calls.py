@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime import hooked, probing
 from tests.runtime.hooked import SHARED, Trace
-from tests.tiers import full
+from tests.tiers import every, full
 
 SOURCE = hooked.ROOT / "tests" / "runtime" / "first_calls.c"
 DRIVER = hooked.runtime() / "sim" / "libcuda.so.1"
@@ -75,7 +75,7 @@ def told(text, mode):
     return [line for line in text.splitlines() if mode != "benchmark" or line.startswith("cu")]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", every(2, MODES))
 @pytest.mark.parametrize(
     ("way", "first"),
     [("plugin", "copy"), *(full(way, first) for way in WAYS for first in ("launch", "copy"))],

@@ -137,6 +137,7 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [full((), id="plain"), pytest.param(("--gpu-time",), id="gpu-time")])
 def test_calls_that_are_left_by_siglongjmp(tmp_path, monkeypatch, options):
     (tmp_path / "driver").mkdir()

@@ -149,6 +149,7 @@ SAVE [noise] {%a, %b};\"\"\"
 """
 
 
+@pytest.mark.full
 def test_buffers_too(tmp_path):
     """Data that doesn't fit is lost, and its record gives the reason; later launches run without probes."""
     program = build(tmp_path, LARGE)

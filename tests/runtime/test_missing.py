@@ -74,6 +74,7 @@ def many_kernels(folder, count, name="kernel%03d"):
     return cuda.shared_library(folder / "libmany.so", [fatbin], sources=[folder / "two.c"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("count", "name", "said"),
     [

@@ -33,21 +33,26 @@ def test_a_module_in_memory_has_its_digest(tmp_path):
     assert [f["module"] for f in trace.of("function")] == [first["id"], second["id"]]
 
 
-@pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 65536])
-def test_digest(tmp_path, size):
-    source = f"""
-    int main(void) {{
+def test_digests_of_all_sizes(tmp_path):
+    """Blocks of the digest have 64 bytes, and the last one ends with the size."""
+    sizes = (0, 1, 55, 56, 63, 64, 65, 119, 120, 1000, 65536)
+    source = """
+    int main(int argc, char **argv) {
         begin();
-        size_t size = {size} + strlen(PTX);
-        char *copy = calloc(1, size + 1);
-        memset(copy, '\\n', size);
-        memcpy(copy, PTX, strlen(PTX));
-        void *module;
-        OK(cuModuleLoadData(&module, copy));
-    }}
+        for (int i = 1; i < argc; i++) {
+            size_t size = atoi(argv[i]) + strlen(PTX);
+            char *copy = calloc(1, size + 1);
+            memset(copy, '\\n', size);
+            memcpy(copy, PTX, strlen(PTX));
+            void *module;
+            OK(cuModuleLoadData(&module, copy));
+        }
+    }
     """
-    (module,) = hooked.traced(tmp_path, source).of("module")
-    assert module["sha256"] == hashlib.sha256(PTX + b"\n" * size).hexdigest()
+    modules = hooked.traced(tmp_path, source, args=[*map(str, sizes)]).of("module")
+    assert [module["sha256"] for module in modules] == [
+        hashlib.sha256(PTX + b"\n" * size).hexdigest() for size in sizes
+    ]
 
 
 @pytest.mark.parametrize(

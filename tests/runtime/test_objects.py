@@ -281,6 +281,7 @@ int main(void) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("calls", first("all", "none"))
 def test_threads_that_load_and_unload_at_once(tmp_path, driver, calls):
     each = sum(1 + i % 3 for i in range(400))

@@ -211,6 +211,7 @@ int main(void) {
 """
 
 
+@pytest.mark.full
 def test_running_daemon_is_not_awaited(tmp_path):
     stop = tmp_path / "stop"
     source = TIRELESS.replace("STOP", str(stop))

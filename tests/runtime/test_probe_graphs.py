@@ -434,6 +434,7 @@ def test_many_graphs_leave_room_for_their_copies(tmp_path):
     assert unprobed(trace) == {"other graphs hold all buffers that --max-memory allows": 20}
 
 
+@pytest.mark.full
 @in_both_forms
 def test_a_graph_is_made_while_all_buffers_are_in_use(tmp_path, monkeypatch):
     """With --complete, a replay waits until buffers are free, as launches do."""

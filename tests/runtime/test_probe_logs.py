@@ -127,6 +127,7 @@ def test_it_says_from_which_blocks_the_records_are(tmp_path):
     assert f"{found[0][0]} of {ACCESSES}, from blocks {first} to {last}: 1 of 1 log was too small" in said
 
 
+@pytest.mark.full
 def test_nothing_is_reported_if_everything_fits(tmp_path):
     found, _, said = run_logs(tmp_path, SYNCED, 20)
     assert found == [(ACCESSES, 0)] * 3 and LEFT not in said
@@ -244,6 +245,7 @@ def test_options_that_save_nothing_have_no_rerun(tmp_path):
     assert "probe options without -p or --jit" in rerun(trace).stderr
 
 
+@pytest.mark.full
 def test_a_rerun_stays_within_max_memory(tmp_path):
     """If the trace names an impossible need, the log is as large as fits."""
     (trace := tmp_path / "counted.mp").write_bytes(counts(HEADER, NAME, NEED | {"most": (1 << 64) - 1}))

@@ -166,7 +166,7 @@ def test_the_default_line_weaves_machine_code_on_a_proven_device(tmp_path, progr
 
 
 @pytest.mark.full
-def test_probe_files_are_read_once(tmp_path):
+def test_probe_files_are_read_once(tmp_path, cold):
     """Cached probes are used without starting Python, unless a file has changed or a callback is a file."""
     launcher, reader, probe, log = (tmp_path / name for name in ("gpt-hook", "gpt-ptx-probe", "mine.toml", "log"))
     shutil.copy(hooked.runtime() / "gpt-hook", launcher)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.probing import kept, saved
+from tests.tiers import first
 
 FILE = """
 [map.ranges]
@@ -71,7 +72,7 @@ def rows_of(one, warp):
     return one.slots[one.units == warp]
 
 
-@pytest.mark.parametrize("ring", [16, 64])
+@pytest.mark.parametrize("ring", first(16, 64))
 def test_a_ring_keeps_the_last_iterations_of_each_warp(tmp_path, ring):
     launches, _ = run(tmp_path, ring=ring)
     every = records_of(TILES)
@@ -99,6 +100,7 @@ def test_warps_that_share_a_tile_line_up(tmp_path):
                 assert tile + 4 >= TILES or all(other[tile] < ends[0][tile + 4] for other in ends[1:])
 
 
+@pytest.mark.full
 def test_rings_without_room_are_counted_and_the_next_launch_has_room(tmp_path):
     """The first log has room for 3 rings of 576 bytes."""
     (first, second), _ = run(tmp_path, budget=2048 + 64 * 32)
@@ -108,6 +110,7 @@ def test_rings_without_room_are_counted_and_the_next_launch_has_room(tmp_path):
     assert (second.dropped, len(second.slots)) == (0, BLOCKS * WARPS * 16)
 
 
+@pytest.mark.full
 def test_the_first_launch_gets_a_room_for_each_warp(tmp_path):
     """With 4,000 records each, they take more than a log has at first. A log of 64 MiB would be too large."""
     blocks, ring, tiles = 4, 4000, 4

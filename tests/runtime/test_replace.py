@@ -347,6 +347,7 @@ def test_check_tries_it(tmp_path):
 # What it costs
 
 
+@pytest.mark.full
 def test_symbols_are_bound_lazily_at_equal_cost(tmp_path):
     (tmp_path / "slim").mkdir()
     (tmp_path / "slim" / "unused.so").touch()
@@ -426,6 +427,7 @@ def test_trace_names_the_loaded_file(tmp_path, monkeypatch):
     assert slim.read_bytes()[module["offset"] :][:4] == b"\x50\xed\x55\xba"
 
 
+@pytest.mark.full
 def test_a_library_in_many_pieces(sample, tmp_path):
     """gpt-patch has left the maximum number of names in it."""
     library = shutil.copy(sample("pieces"), tmp_path / "libpieces.so")

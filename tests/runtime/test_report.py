@@ -16,6 +16,7 @@ from gpt.stream import records
 from tests.runtime import hooked
 from tests.runtime.clients import FORK, LOOP, THREADS
 from tests.runtime.hooked import Trace
+from tests.tiers import first
 from tests.trace import forge
 
 
@@ -61,7 +62,7 @@ def loop(tmp_path):
         (ends("quick_exit(3);"), (), ("7",)),
     ],
 )
-@pytest.mark.parametrize("name", ["t.mp", "t-%p.mp"])
+@pytest.mark.parametrize("name", first("t.mp", "t-%p.mp"))
 def test_report_counts_match_the_traces(tmp_path, source, flags, args, name):
     program = hooked.compile_c(tmp_path / "client", source, *flags)
     (line,) = said(tmp_path, program, *args, options=("-o", tmp_path / name))

@@ -228,6 +228,7 @@ int main(void) {
 """
 
 
+@pytest.mark.full
 def test_a_native_program_is_not_interrupted(tmp_path):
     """The program is sampled a thousand times a second, but none of its calls ends early. Samples say what it did."""
     program = compile_c(tmp_path / "native", NATIVE)

@@ -31,7 +31,7 @@ def say(folder, *texts):
     return done.stderr.split(b"\n")[:-1]
 
 
-@pytest.mark.parametrize("step", [7, full(1)])
+@pytest.mark.parametrize("step", [29, full(1)])
 def test_every_character(tmp_path, step):
     """The result is the same as in gpt/base/printable.py, except for characters of newer Unicode versions and a few
     signs.

@@ -123,6 +123,7 @@ def test_unmatched_selections_name_the_kernels_looked_up(tmp_path, program, opti
     assert said(tmp_path, program, program.with_name("few.ptx"), *kernels.split(), options=options) == lines
 
 
+@pytest.mark.full
 def test_a_list_is_short(tmp_path, program):
     names = [f"k{i}" for i in range(9)]
     line = said(tmp_path, program, program.with_name("many.ptx"), *names, options=("-k", "x"))[-1]

@@ -78,14 +78,14 @@ def test_a_module_with_one_bad_kernel_is_refused(check):
 @pytest.mark.parametrize(
     ("target", "arch", "runs"),
     [
-        ("sm_90a", "9.0", True),
-        ("sm_70", "9.0", True),
         ("sm_100", "9.0", False),
-        ("sm_90a", "10.0", False),
         ("sm_100f", "10.3", True),
-        ("sm_100a", "10.3", False),
-        ("sm_80", "7.5", False),
         ("sm_80, debug", "7.5", False),
+        full("sm_90a", "9.0", True),
+        full("sm_70", "9.0", True),
+        full("sm_90a", "10.0", False),
+        full("sm_100a", "10.3", False),
+        full("sm_80", "7.5", False),
     ],
 )
 def test_target_unsupported_by_device(check, target, arch, runs):

@@ -233,6 +233,7 @@ int main(int argc, char **argv) {
     assert [functions[:3] for _, functions in found] == [["inner", "one", "main"], ["inner", "two", "main"]] * 3
 
 
+@pytest.mark.full
 def test_threads_at_once_and_forks(tmp_path):
     source = (
         ALLOC

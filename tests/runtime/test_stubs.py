@@ -195,6 +195,7 @@ def test_backtrace_goes_through_a_stub(tmp_path, odd, caller):
     assert hooked.traced(tmp_path, source, "-lgcc_s", device="real").names[caller] == 1
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("gdb"), reason="no gdb")
 @CALLERS
 def test_debugger_sees_the_caller(tmp_path, odd, caller):

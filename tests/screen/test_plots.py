@@ -39,6 +39,7 @@ def test_longest_bars_come_first_and_invisible_ones_are_merged(tmp_path):
     assert {"3.00ms", "20.0\N{MICRO SIGN}s", "9.00\N{MICRO SIGN}s", "155ns", "time (ms)"} <= {*texts}
 
 
+@pytest.mark.full
 def test_as_many_bars_as_there_is_room_for(tmp_path):
     texts = drawn(tmp_path, [NAME, TIME], [(f"k{n}", 100 + n) for n in range(40)])
     assert {"k39", "k10", "and 10 more", "1.04\N{MICRO SIGN}s"} <= {*texts} and "k9" not in texts
@@ -133,7 +134,7 @@ def test_uncacheable_font_list_causes_no_warning(tmp_path):
     draw_alone(tmp_path, "/dev/null")
 
 
-@pytest.mark.parametrize("link", [".cache/matplotlib", ".cache/gpt/matplotlib"])
+@pytest.mark.parametrize("link", first(".cache/matplotlib", ".cache/gpt/matplotlib"))
 def test_fonts_are_not_listed_where_another_users_link_leads(link, tmp_path):
     """Root may have that user's HOME. matplotlib would overwrite the file, and complains if it can't keep the list."""
     from matplotlib.font_manager import FontManager
@@ -234,6 +235,7 @@ def test_names_that_would_overlap_move_apart(middles, apart):
         assert pytest.approx(sorted(middles)) == places
 
 
+@pytest.mark.full
 def test_panels_of_the_same_time_have_it_at_the_same_places(tmp_path, monkeypatch):
     """The upper panel has a color scale next to it."""
     pyplot = pytest.importorskip("matplotlib.pyplot")

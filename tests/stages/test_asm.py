@@ -326,6 +326,7 @@ def test_command_lines_that_make_no_sense(args, status, fact):
     assert done.status == status and fact in done.err and len(done.err.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_an_image_larger_than_a_record_is_reported(tmp_path):
     copy = f"cat {tmp_path}/real.cubin /dev/zero | head -c {65 << 20} > $out"
     (tmp_path / "real.cubin").write_bytes(asm(segment(ptx(1, PLAIN))).kind("cubin")[0]["data"])

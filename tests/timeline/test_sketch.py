@@ -37,6 +37,7 @@ def test_time_that_several_spans_cover_counts_once():
         assert row.took[1].tolist() == [0, 5, 10, 10, 10, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.full
 def test_the_text_does_not_depend_on_chunks(tmp_path, monkeypatch):
     path = tmp_path / "long.mp"
     write_long(path, 20_000, ranges=40, ioctls=True, probed=3)

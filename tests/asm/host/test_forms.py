@@ -339,7 +339,7 @@ def test_operands_of_macros(ptxas, tmp_path):
 def test_every_form(ptxas, tmp_path, limit, target, version):
     """With OPCODES=add,mad in the environment, only these opcodes' rows are tested, but with many more forms each."""
     only = os.environ.get("OPCODES", "")
-    found = differences(share(forms.forms(500 if only else limit, only)), ptxas, target, version, tmp_path)
+    found = differences(share(forms.forms(500 if only else limit, only), 8), ptxas, target, version, tmp_path)
     assert_known(found)
 
 
@@ -362,7 +362,7 @@ def test_every_form(ptxas, tmp_path, limit, target, version):
 def test_every_row_in_old_versions(ptxas, tmp_path, target, version):
     """Compare each word of each row in modules older than the word, or for older GPUs."""
     lines = forms.forms_of_all(6 if FULL else 1)
-    found = differences(lines if FULL else lines[::5], ptxas, target, version, tmp_path)
+    found = differences(share(lines) if FULL else lines[::5], ptxas, target, version, tmp_path)
     assert_known(found)
 
 

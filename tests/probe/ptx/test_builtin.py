@@ -87,8 +87,15 @@ def opcodes(name, kernel=WAITING):
     return re.findall(r"^\s+/\*\w{4}\*/\s+(?:@!?U?P\w+ )?(.*?) ?;", told, re.M)
 
 
-@pytest.mark.parametrize("kernel", [WAITING, MASKED], ids=["waiting", "masked"])
-@pytest.mark.parametrize("name", ["sync_wait", "warp_ranges"])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        pytest.param("sync_wait", WAITING, id="sync_wait-waiting"),
+        pytest.param("warp_ranges", MASKED, id="warp_ranges-masked"),
+        full("sync_wait", MASKED, id="sync_wait-masked"),
+        full("warp_ranges", WAITING, id="warp_ranges-waiting"),
+    ],
+)
 def test_clock_after_barrier_is_read_when_the_warp_continues(name, kernel):
     """On an H200, a clock read right after BAR.SYNC is read before the warp waits (tests/gpu/sync_wait.py). So there
     are two readings, and bits of the first are counted before the second.

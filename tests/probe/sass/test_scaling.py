@@ -16,7 +16,7 @@ from tests.sass.interp.cases import CASES
 
 CASE = next(case for case in CASES if case.name == "stack-2x33-5")
 PROBES = [running.probe("gmem_bytes"), running.probe("branch_divergence")]
-FEW = 60
+FEW = 24
 
 
 def with_loads(count):

@@ -21,6 +21,7 @@ from gpt.stages.sass_probe import main
 from tests.probe.sass import running
 from tests.sass.interp.cases import CASES
 from tests.stages.cubins import compiled, element, segment
+from tests.tiers import every
 
 CASE = {case.name: case for case in CASES}
 PROBES = sorted(path.stem for path in snippets.PROBES.glob("*.toml"))
@@ -89,7 +90,7 @@ def test_no_face_is_left_out():
 LAUNCHES = ["reduction-2x256-5", "stack-2x33-5", "leaving-2x33-5", "widths-2x64-5", "products-2x64-5", "groups-2x50-5"]
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", every(3, LAUNCHES))
 def test_built_in_probes_need_no_ptxas(no_ptxas, name):
     case = CASE[name]
     for probes in (["block_sched", "gmem_bytes"], ["gmem_bytes", "warp_sched"], ["dmat"], ["inst_latency"]):
