@@ -135,7 +135,7 @@ class _Shape(NamedTuple):
         tuple[str, int, int, str], ...
     ]  # each once: file, number, how many from there on, name in the table
     sets: tuple[tuple[str, int], ...]  # sets of predicates, whose bits aren't renamed: file, set
-    faults: tuple[str, ...]  # wrong under any names
+    faults: tuple[tuple[int, str], ...]  # wrong under any names: word, reason
 
 
 class Renaming(NamedTuple):
@@ -143,7 +143,7 @@ class Renaming(NamedTuple):
 
     words: list[int]  # apart from what their control parts may have instead
     snippet: Snippet
-    faults: list[str]
+    faults: list[tuple[int, str]]
     given: int  # the snippet's inputs
     missing: int  # registers that are read before a word writes them
     writes: int
@@ -152,8 +152,7 @@ class Renaming(NamedTuple):
 def compare_inserted(new: list[int], renaming: Renaming) -> Iterator[tuple[int, str]]:
     """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel."""
     words, snippet, faults, *_ = renaming
-    for text in faults:
-        yield 0, text
+    yield from faults
     if new != words:
         for index in [index for index, (now, was) in enumerate(zip(new, words, strict=True)) if now != was]:
             if (new[index] ^ words[index]) & ~CONTROL:
@@ -182,14 +181,14 @@ def find_renaming(part: Inserted, table: Table) -> Renaming:
     return found
 
 
-def _rename_words(part: Inserted, table: Table) -> tuple[list[int], list[str]]:
+def _rename_words(part: Inserted, table: Table) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the words of a renamed part, and what's wrong with its snippet or its names."""
     words, shapes = part.snippet.words, table.memo("shapes")
     has_guard = part.guard is not None
     shape: _Shape | None = shapes.get((words, has_guard))
     if shape is None:
         shape = shapes[words, has_guard] = _make_shape(words, has_guard, table)
-    faults = [*shape.faults, *_check_names(part, table)]
+    faults = [*shape.faults, *((0, text) for text in _check_names(part, table))]
     numbers = []
     for file, was, count, name in shape.operands:
         names = part.names.get(file, {})
@@ -197,17 +196,17 @@ def _rename_words(part: Inserted, table: Table) -> tuple[list[int], list[str]]:
         numbers.append(max(now, 0))
         size = 1 << (count - 1).bit_length()
         if now < 0 or any(names.get(was + k) != now + k for k in range(1, count)):
-            faults.append(f"{name} is renamed from {file}{was} to {file}{now}")
+            faults.append((0, f"{name} is renamed from {file}{was} to {file}{now}"))
         elif now % size and not was % size:
-            faults.append(f"{name} isn't aligned")
+            faults.append((0, f"{name} isn't aligned"))
     for file, members in shape.sets:
         names = part.names.get(file, {})
         if any(names.get(number, number) != number for number in range(7) if members >> number & 1):
-            faults.append("predicates of a set have other names")
+            faults.append((0, "predicates of a set have other names"))
     expected = []
     guard = (part.guard.predicate | part.guard.negated << 3) << 12 if part.guard is not None else 0
     if part.guard is not None and guard_of(guard) != part.guard:
-        faults.append("a guard that doesn't exist")
+        faults.append((0, "a guard that doesn't exist"))
     for word, fields in zip(shape.words, shape.fields, strict=True):
         for at, low, turn in fields:
             word |= (numbers[at] ^ turn) << low
@@ -222,7 +221,7 @@ def _make_shape(words: tuple[int, ...], has_guard: bool, table: Table) -> _Shape
     for index, old in enumerate(words):
         word, text = _place_word(old, index, len(words), has_guard, table)
         if text:
-            faults.append(text)
+            faults.append((index, text))
         renamed = {}
         for operand, low, none, turn, was, count in table.fields(word):
             file = operand.file.replace("PR", "P")
@@ -235,7 +234,7 @@ def _make_shape(words: tuple[int, ...], has_guard: bool, table: Table) -> _Shape
         taken = 0
         for _, low, _, none in places:
             if taken & none << low:
-                faults.append("fields that overlap")
+                faults.append((index, "fields that overlap"))
             taken |= none << low
         word &= ~taken
         found.append(word & ~(15 << 12) if has_guard else word)
@@ -261,15 +260,15 @@ def _place_word(old: int, index: int, count: int, has_guard: bool, table: Table)
     return old, ""
 
 
-def _check_stalls(words: tuple[int, ...], table: Table) -> Iterator[str]:
+def _check_stalls(words: tuple[int, ...], table: Table) -> Iterator[tuple[int, str]]:
     """Find words that read a result of fixed latency in the next cycle. ptxas always leaves two cycles, except to the
     units whose registers the hardware waits for (docs/sass-rules.md).
     """
-    for before, word in pairwise(words):
+    for index, (before, word) in enumerate(pairwise(words), 1):
         if before >> 105 & 15 >= _SHORTEST or table.opcode(before).variable:
             continue
         if table.decoder(before).masks(before).writes & table.decoder(word).masks(word).reads & _LANES:
-            yield "it reads a result in the cycle after the word that computes it"
+            yield index, "it reads a result in the cycle after the word that computes it"
 
 
 def _check_names(part: Inserted, table: Table) -> Iterator[str]:
