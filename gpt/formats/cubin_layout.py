@@ -58,8 +58,12 @@ class CannotEdit(GptError):
 
 def find_in_file(sections: np.ndarray) -> np.ndarray:
     """Return which of these sections have bytes in the file."""
-    is_mercury = (sections["flags"] & SHF_MERCURY != 0) & (sections["type"] > SHT_NOBITS)
-    found: np.ndarray = (~np.isin(sections["type"], NO_BYTES) | is_mercury) & (sections["size"] > 0)
+    types = sections["type"]
+    is_mercury = (sections["flags"] & SHF_MERCURY != 0) & (types > SHT_NOBITS)
+    has_none = types == NO_BYTES[0]
+    for number in NO_BYTES[1:]:
+        has_none |= types == number
+    found: np.ndarray = (~has_none | is_mercury) & (sections["size"] > 0)
     return found
 
 

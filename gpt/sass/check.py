@@ -88,7 +88,7 @@ def check(original: Version, new: Version, declaration: Declaration) -> list[Fin
     around = Surroundings(original.kernel, new.kernel.code, declaration, flight)
     defined = -1
     for trampoline in declaration.trampolines:
-        words = list(_check_words(original.kernel, new.kernel, trampoline, declaration.amended))
+        words = list(_check_words(around, trampoline))
         found += words
         if not words:
             one = TrampolineCheck(around, trampoline)
@@ -185,12 +185,13 @@ def _check_places(original: Kernel, new: Kernel, declaration: Declaration) -> It
             yield Finding(index, "places", "it was changed, but isn't declared")
         elif text := compare_amended(word, was, original.code.entry(index)):
             yield Finding(index, "places", text)
-    inside = [False] * len(new_words)
-    for trampoline in declaration.trampolines:
-        inside[trampoline.start : trampoline.end] = [True] * (trampoline.end - trampoline.start)
-    for index in range(len(old_words), len(new_words)):
-        if not inside[index] and new_words[index] != NOP:
-            yield Finding(index, "places", "after the end of the kernel, and in no trampoline")
+    at = len(old_words)  # _check_shape has found that trampolines don't overlap
+    ordered = sorted((trampoline.start, trampoline.end) for trampoline in declaration.trampolines)
+    for start, end in [*ordered, (len(new_words), len(new_words))]:
+        for index in range(at, start):
+            if new_words[index] != NOP:
+                yield Finding(index, "places", "after the end of the kernel, and in no trampoline")
+        at = end
     yield from _check_jumps(original, declaration)
     yield from _check_waits(original, new, declaration.amended)
 
@@ -233,22 +234,22 @@ def _check_jumps(original: Kernel, declaration: Declaration) -> Iterator[Finding
                 yield Finding(source, "places", f"{code.entry(source).name} can't be moved from here")
 
 
-def _check_words(original: Kernel, new: Kernel, trampoline: Trampoline, amended: frozenset[int]) -> Iterator[Finding]:
+def _check_words(around: Surroundings, trampoline: Trampoline) -> Iterator[Finding]:
     """Find words of a trampoline that differ from the snippet's or the kernel's."""
-    words, table = new.code.words, original.code.table
+    original, words, table = around.original, around.new.words, around.new.table
     first = trampoline.sources[0]
     branch = make_branch(first, trampoline.start, table.arch.branch)
     has_guard_on_branch = bool((words[first] ^ branch) & ~CONTROL)
     for number, part in enumerate(trampoline.parts):
         if isinstance(part, Inserted):
             now = words[part.start : part.start + part.length]
-            for k, text in compare_inserted(now, part, table):
+            for k, text in compare_inserted(now, around.renaming(part)):
                 yield Finding(part.start + k, "words", text)
             if part.guard is not None and not has_guard_of_site(trampoline, number, original.code):
                 yield Finding(part.start, "words", "a guard that no moved instruction has here")
         else:
             word, entry = original.code.words[part.source], original.code.entry(part.source)
-            if part.source in amended:
+            if part.source in around.declaration.amended:
                 word = with_announcements(word, words[part.start], entry)
             text = compare_moved(words[part.start], part.start, word, part.source, entry, has_guard_on_branch)
             if text:

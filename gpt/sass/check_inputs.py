@@ -15,31 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpt.sass.check_words import Renaming
 from gpt.sass.code import Code
 from gpt.sass.masks import STARTS, name_registers, pack
 from gpt.sass.words import PT
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 
-def iter_missing(part: Inserted, code: Code, given: int, known: int, own: int) -> Iterator[tuple[int, str]]:
+def iter_missing(part: Inserted, renaming: Renaming, known: int, own: int) -> Iterator[tuple[int, str]]:
     """Yield registers that a snippet reads, but shouldn't, with the reason. There may be none of them.
 
-    `given` are its inputs, all registers in `known` have a value, and `own` have the kernel's value.
+    All registers in `known` have a value, and `own` have the kernel's value.
     """
+    given, missing = renaming.given, renaming.missing
     if given & ~known:
         yield given & ~known, "is read, but nobody has written it"
-    guard = 1 << STARTS.P + part.guard.predicate if part.guard and part.guard.predicate != PT else 0
-    missing = written = 0
-    for reads, writes, *_ in code.masks[part.start : part.start + part.length]:
-        missing |= reads & ~written
-        written |= writes
-    if guard:
+    guard = 0
+    if part.guard and part.guard.predicate != PT:
+        guard = 1 << STARTS.P + part.guard.predicate
         yield guard & ~own, "is the guard, but no longer what it was"
-        yield written & guard, "is the guard, and overwritten"
+        yield renaming.writes & guard, "is the guard, and overwritten"
     if missing & ~(given | guard):
         yield missing & ~(given | guard), "is read, but isn't an input"
-    if given.bit_count() != pack(part.snippet.inputs).bit_count():
-        yield pack(part.snippet.inputs), "of the snippet is an input without a name"
+    inputs = pack(part.snippet.inputs)
+    if given.bit_count() != inputs.bit_count():
+        yield inputs, "of the snippet is an input without a name"
 
 
 def defined_under_guard(trampoline: Trampoline, number: int, code: Code) -> int:

@@ -5,17 +5,19 @@ check_state.py explains the parts of State.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from gpt.sass.check_saves import Copy
+from gpt.sass.check_words import Renaming, find_renaming
 from gpt.sass.code import Code
 from gpt.sass.flow import Flights, InFlight
 from gpt.sass.kernels import RESERVED, Kernel
 from gpt.sass.masks import EVERY_REGISTER, STARTS
 from gpt.sass.words import SIZE
-from gpt.sass.woven import Declaration, Moved, Trampoline
+from gpt.sass.woven import Declaration, Inserted, Moved, Trampoline
 
 KERNEL = -1  # the part that's the kernel's own code
 GENERAL = (1 << 255) - 1
@@ -46,8 +48,8 @@ def join(one: State | None, other: State) -> State | None:
         one.own & other.own,
         one.defined & other.defined,
         one.copies & other.copies,
-        _merge(one.kernel, other.kernel),
-        _merge(one.ours, other.ours),
+        merge(one.kernel, other.kernel),
+        merge(one.ours, other.ours),
         one.pending | other.pending,
         one.meetings,
         one.part if one.part == other.part else KERNEL,
@@ -55,7 +57,7 @@ def join(one: State | None, other: State) -> State | None:
     )
 
 
-def _merge(one: InFlight | None, other: InFlight) -> InFlight:
+def merge(one: InFlight | None, other: InFlight) -> InFlight:
     """Return the union of two states, for a place where two paths meet."""
     if one is None or one is other or one == other:
         return other
@@ -76,6 +78,15 @@ class Surroundings:
     new: Code
     declaration: Declaration
     flight: Flights  # the kernel's, with its amended instructions
+    _renamings: dict[tuple[object, ...], Renaming] = field(default_factory=dict, repr=False)
+
+    def renaming(self, part: Inserted) -> Renaming:
+        """Return what the words of one of the declaration's parts must be."""
+        key = id(part.snippet), id(part.names), part.guard  # the declaration keeps these objects
+        found = self._renamings.get(key)
+        if found is None:
+            found = self._renamings[key] = find_renaming(part, self.new.table)
+        return found
 
     @cached_property
     def usable(self) -> int:
@@ -97,6 +108,15 @@ class Surroundings:
         found = {code[index].target for index in range(first, len(code)) if code.opcodes[index] in branches}
         return {target // SIZE for target in found if target is not None}
 
+    @cached_property
+    def _ordered_joins(self) -> list[int]:
+        return sorted(self.joins)
+
+    def list_joins(self, trampoline: Trampoline) -> list[int]:
+        """Return the instructions of a trampoline to which branches behind the kernel jump."""
+        ordered = self._ordered_joins
+        return ordered[bisect_left(ordered, trampoline.start) : bisect_left(ordered, trampoline.end)]
+
     def needed(self, index: int) -> int:
         """Return the registers that must have the kernel's own values at one of its instructions: live registers, and
         uniform ones, since another lane may need them.
@@ -115,14 +135,14 @@ def facts_of_parts(around: Surroundings, trampoline: Trampoline) -> list[tuple[i
     moved instruction wrote, so their values have arrived. The second one has the registers that are live at the
     kernel's next instruction.
     """
-    masks = around.original.code.masks
-    usable = masks[trampoline.sources[0]].reads
-    back = trampoline.sources[-1] + 1
-    following = back if back < len(around.original.code) else None
+    masks, after = around.original.code.masks, trampoline.sources[-1] + 1
+    needed = around.needed(after) if after < len(around.original.code) else 0
     live: list[int] = []  # backwards
     for part in reversed(trampoline.parts):
-        following = part.source if isinstance(part, Moved) else following
-        live.append(around.needed(following) if following is not None else 0)
+        if isinstance(part, Moved):
+            needed = around.needed(part.source)
+        live.append(needed)
+    usable = masks[trampoline.sources[0]].reads
     found = []
     for part, one in zip(trampoline.parts, reversed(live), strict=True):
         found.append((usable, one))

@@ -21,6 +21,7 @@ from gpt.sass.masks import STARTS
 from gpt.sass.words import bits
 
 Copy = tuple[str, int, int]  # "R" and a register or "stack" and an offset; the register whose value it holds
+_STACK_POINTER = 1 << 1
 _MODIFIERS = (1 << 41) - 1  # in the upper half of a word
 _SLOTS = {0x387, 0x983}  # STL and LDL
 KEEPERS = {0x387, 0x202, 0x803, 0xC10}  # these make copies: STL, MOV, P2R, and IADD3 with a uniform register
@@ -32,9 +33,15 @@ def is_slot(one: Instruction, stack: int) -> bool:
     """Return whether an instruction leaves local memory alone, except for `stack` bytes below the stack pointer."""
     if one.memory != "local":
         return True
+    depth = find_depth(one)
+    return depth is not None and depth <= stack
+
+
+def find_depth(one: Instruction) -> int | None:
+    """Return how many bytes below the stack pointer an access to local memory begins, or None if it isn't a slot's."""
     offset, size = _slot(one.word)
     is_plain = bits(one.word, 24, 8) == 1 and one.opcode in _SLOTS and one.word >> 64 & _MODIFIERS & ~_WIDTH in _PLAIN
-    return is_plain and size > 0 and -stack <= offset <= -size and offset % size == 0
+    return -offset if is_plain and size > 0 and offset <= -size and offset % size == 0 else None
 
 
 def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozenset[Copy]:
@@ -49,13 +56,20 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
         if one.guard.always:
             first = bits(one.word, 32, 8)
             kept |= {("stack", offset + 4 * k, first + k) for k in range(size // 4) if own >> first + k & 1}
-    elif _is_copy(one) and own >> bits(one.word, 32, 8) & 1:
-        kept.add(("R", bits(one.word, 16, 8), bits(one.word, 32, 8)))
-    elif (uniform := _saved_uniform(one)) is not None and own >> uniform & 1:
-        kept.add(("R", bits(one.word, 16, 8), uniform))
-    elif mask := _saved_predicates(one):
-        kept |= {("R", bits(one.word, 16, 8), number) for number in _iter_predicates(mask) if own >> number & 1}
+    elif mask := find_copied(one) & own:
+        kept |= {("R", bits(one.word, 16, 8), number) for number in range(mask.bit_length()) if mask >> number & 1}
     return frozenset(kept)
+
+
+def find_copied(one: Instruction) -> int:
+    """Return the registers of which an instruction makes copies, if they have the kernel's values."""
+    if one.name == "STL":
+        return (1 << _slot(one.word)[1] // 4) - 1 << bits(one.word, 32, 8) if one.guard.always else 0
+    if _is_copy(one):
+        return 1 << bits(one.word, 32, 8)
+    if (uniform := _saved_uniform(one)) is not None:
+        return 1 << uniform
+    return _saved_predicates(one) << STARTS.P
 
 
 def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
@@ -76,6 +90,15 @@ def find_restored(one: Instruction, copies: frozenset[Copy]) -> int:
         for number in _iter_predicates(mask):
             found |= (("R", bits(one.word, 24, 8), number) in copies) << number
     return found
+
+
+def outlive(copies: frozenset[Copy], written: int, shared: int) -> frozenset[Copy]:
+    """Return the copies after an instruction of the kernel, during which other lanes may overwrite what's `shared`."""
+    return frozenset(
+        copy for copy in copies
+        if not (written | shared) >> copy[2] & 1
+        and not (written & _STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
+    )  # fmt: skip
 
 
 def holders(copies: frozenset[Copy]) -> int:

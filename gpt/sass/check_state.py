@@ -24,20 +24,20 @@ that the kernel doesn't name, and all lanes must have met at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from gpt.sass.check_inputs import defined_under_guard, iter_missing, iter_undeclared
 from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, facts_of_parts, join
-from gpt.sass.check_saves import find_restored, holders, is_slot, keep_copies
+from gpt.sass.check_lanes import Following, follow
+from gpt.sass.check_run import Run, find_run, pass_run
+from gpt.sass.check_saves import find_restored, holders, is_saving, is_slot, keep_copies, outlive
 from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
-from gpt.sass.check_word import FACTS, WordFacts, find_facts, find_fresh
-from gpt.sass.check_words import can_split, rename
+from gpt.sass.check_word import FACTS, find_facts, find_fresh
 from gpt.sass.flow import NOTHING, InFlight, issue, release
 from gpt.sass.graph import is_conditional
 from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
 from gpt.sass.stalls import BRANCH_CYCLES
-from gpt.sass.words import SIZE, bits
+from gpt.sass.words import SIZE
 from gpt.sass.woven import Inserted, Moved, Trampoline
 
 STACK_POINTER = 1 << 1
@@ -54,9 +54,10 @@ class TrampolineCheck:
         self.trampoline = trampoline
         self.code = around.new
         self.back = trampoline.sources[-1] + 1
-        self.parts: dict[int, int] = {}  # each instruction's part
+        self.parts: list[int] = []  # each instruction's part
         for number, part in enumerate(trampoline.parts):
-            self.parts.update(dict.fromkeys(range(part.start, part.start + part.length), number))
+            self.parts += [number] * part.length
+        self._joins = around.list_joins(trampoline)
         self._facts = facts_of_parts(around, trampoline)
         self._known = self.code.table.memo(FACTS)
         self._beyond, self._shared = ~around.usable, around.shared
@@ -81,9 +82,14 @@ class TrampolineCheck:
         start = State(own, defined, frozenset(), flight, NOTHING, pending, (), KERNEL)
         states: dict[int, State] = {self.trampoline.start: start}
         left = [self.trampoline.start]  # a heap: a word is usually visited once, after all that lead to it
+        passed = set()  # only one path leads to these
         while left and len(self.faults) < 50:
             at = heappop(left)
-            for index, arriving in self._step(at, states[at]):
+            after = self._step(at, states[at])
+            while len(after) == 1 and after[0][0] not in self._joins and len(self.faults) < 50:
+                passed.add(after[0][0])
+                after = self._step(*after[0])
+            for index, arriving in after:
                 known = states.get(index)
                 joined = join(known, arriving)
                 if joined is None:
@@ -94,7 +100,8 @@ class TrampolineCheck:
                         heappush(left, index)
         self.faults += iter_undeclared(self.trampoline, kernel.code, self.reads, self.saved)
         if not self.faults:
-            missed = [part.start for part in self.trampoline.parts if part.start not in states]
+            passed |= states.keys()
+            missed = [part.start for part in self.trampoline.parts if part.start not in passed]
             self.faults += [(index, "reach", "nothing leads to this part") for index in missed]
         return list(dict.fromkeys(self.faults))
 
@@ -102,14 +109,15 @@ class TrampolineCheck:
         if mask:
             self.faults.append((index, rule, f"{name_registers(mask)} {text}"))
 
-    def _step(self, index: int, state: State) -> Iterable[tuple[int, State]]:
-        number = self.parts.get(index)
-        if number is None:  # the branch back
+    def _step(self, index: int, state: State) -> Following:
+        place = index - self.trampoline.start
+        if not 0 <= place < len(self.parts):  # the branch back
             if index != self.trampoline.end - 1:
                 self.faults.append((index, "reach", "it runs out of the trampoline"))
                 return ()
-            self._end(index, state._replace(ours=release(state.ours, self.code, index)), self.back)
+            self._end(index, state, release(state.ours, self.code, index), self.back)
             return ()
+        number = self.parts[place]
         part = self.trampoline.parts[number]
         if state.part != number:
             if state.ours is not NOTHING:
@@ -123,32 +131,33 @@ class TrampolineCheck:
             state = State(*state[:4], NOTHING, state.pending, (), number, state.awaited)
         if isinstance(part, Inserted):
             return self._insert(index, part, number, state)
-        awaited = state.awaited | self.code.controls.waits[index]
-        return self._move(index, part, state._replace(kernel=release(state.kernel, self.code, index), awaited=awaited))
-
-    def _word(self, index: int) -> WordFacts:
-        found: WordFacts | None = self._known.get(self.code.words[index])
-        return found or find_facts(self.code[index], self.code.table)
+        return self._move(index, part, state)
 
     def _enter(self, index: int, number: int, part: Inserted, state: State) -> None:
         """Check the values that a snippet gets."""
         if part.start != index:
             self.faults.append((index, "reach", "a jump leads into a snippet"))
-        given = rename(pack(part.snippet.inputs), part)
-        kept = given & state.own & ~state.defined
-        if kept and not all(self._word(k).is_saving for k in range(part.start, part.start + part.length)):
+        renaming = self.around.renaming(part)
+        kept = renaming.given & state.own & ~state.defined
+        if kept and not all(is_saving(self.code[k]) for k in range(part.start, part.start + part.length)):
             self.reads |= kept
         known = state.own | state.defined | defined_under_guard(self.trampoline, number, self.code)
-        for mask, text in iter_missing(part, self.code, given, known, state.own):
+        for mask, text in iter_missing(part, renaming, known, state.own):
             self._fault(index, "undefined", mask, text)
 
-    def _insert(self, index: int, part: Inserted, number: int, state: State) -> Iterable[tuple[int, State]]:
+    def _insert(self, index: int, part: Inserted, number: int, state: State) -> Following:
         """Run words of a snippet up to a place where paths may meet or part. Return the states after them."""
         around, code, known = self.around, self.code, self._known
         words, end, joins = code.words, part.start + part.length, around.joins
+        usable_at_site, next_live = self._facts[number]
+        stop = min([end, *(join for join in self._joins if join > index)]) if self._joins else end
+        run = find_run(code, index, stop)
+        if run and run.depth <= around.declaration.stack and (passed := self._pass(run, index, part, state)):
+            self.saved |= run.writes & state.own & next_live
+            last = index + run.length - 1
+            return self._follow(last, part, passed) if run.flows else ((last + 1, passed),)
         beyond, shared = self._beyond | STACK_POINTER, self._shared
         own, defined, copies, flight, ours, pending, meetings, _, awaited = state
-        usable_at_site, next_live = self._facts[number]
         gathering = 0  # the barriers in `meetings`
         for meeting in meetings:
             gathering |= 1 << STARTS.B + meeting
@@ -159,7 +168,7 @@ class TrampolineCheck:
         started, in_use = NOTHING, 0
         while True:
             word = known.get(words[index]) or find_facts(code[index], code.table)
-            _, _, _, _, _, read, written, named, stall, wait, fresh, keeps, restores, flows, starts = word
+            _, _, _, _, read, written, named, stall, wait, fresh, keeps, restores, flows, starts = word
             if word.is_forbidden:
                 self.faults.append((index, "forbidden", f"{word.name} in a snippet"))
                 return ()
@@ -215,6 +224,17 @@ class TrampolineCheck:
         state = State(own, defined, copies, flight, ours, pending, meetings, number, awaited)
         return self._follow(index, part, state) if flows or written & gathering else ((index + 1, state),)
 
+    def _pass(self, run: Run, index: int, part: Inserted, state: State) -> State | None:
+        """Return the state after a run of words, or None if they have to be followed one by one (check_run.py)."""
+        flight, awaited = state.kernel, state.awaited | run.first_wait
+        if flight is not NOTHING:
+            flight = release(flight, self.code, index)
+            arriving, busy = self._find_busy(flight, self._facts[state.part][0], awaited)
+            if run.reads & arriving or run.writes & busy:
+                return None
+        fixed = run.named & self._beyond | run.writes & (self._shared | STACK_POINTER)
+        return None if fixed else pass_run(run, state._replace(kernel=flight), self.code, index, part.guard is not None)
+
     def _find_busy(self, flight: InFlight, usable_at_site: int, awaited: int) -> tuple[int, int]:
         """Return the registers that earlier instructions may still write when a snippet reads them, and all that are in
         flight. Those in `usable_at_site` have arrived once all barriers of the site were awaited.
@@ -225,33 +245,13 @@ class TrampolineCheck:
         usable = 0 if self._site_waits & ~awaited else usable_at_site
         return arriving | flight.late & ~usable, busy
 
-    def _follow(self, index: int, part: Inserted, state: State) -> Iterator[tuple[int, State]]:
-        one = self.code[index]
-        barrier = bits(one.word, 16, 4)
-        if one.name == "BSSY":
-            if barrier in state.meetings or not one.guard.always:
-                self.faults.append((index, "lanes", "a BSSY on a barrier in use, or under a guard"))
-            yield index + 1, state._replace(meetings=(*state.meetings, barrier))
-        elif one.name == "BSYNC":
-            if state.meetings[-1:] != (barrier,) or not one.guard.always:
-                self.faults.append((index, "lanes", "a BSYNC without its BSSY"))
-            else:
-                yield index + 1, state._replace(meetings=state.meetings[:-1])
-        elif state.meetings and any(one.masks.writes >> STARTS.B + meeting & 1 for meeting in state.meetings):
-            self.faults.append((index, "lanes", "a barrier is overwritten between BSSY and BSYNC"))
-        elif one.name == "BRA":
-            assert one.target is not None
-            if is_conditional(one):
-                if not state.meetings and can_split(one.word):
-                    self.faults.append((index, "lanes", "a branch splits lanes without a BSSY of its own"))
-                yield index + 1, state
-            yield one.target // SIZE, state
-        else:
-            if one.name == "WARPSYNC" and one.target is not None and one.target // SIZE > part.start + part.length:
-                self.faults.append((index, "lanes", "a collective leaves its snippet"))
-            yield index + 1, state
+    def _follow(self, index: int, part: Inserted, state: State) -> Following:
+        text, following = follow(self.code[index], part.start + part.length, state)
+        if text:
+            self.faults.append((index, "lanes", text))
+        return following
 
-    def _move(self, index: int, part: Moved, state: State) -> Iterator[tuple[int, State]]:
+    def _move(self, index: int, part: Moved, state: State) -> Following:
         """Run a moved instruction, after checking that everything it reads is there."""
         kernel = self.around.original
         source = kernel.code[part.source]
@@ -260,35 +260,34 @@ class TrampolineCheck:
         for mask, left, other in state.pending:
             if other != KERNEL and isinstance(self.trampoline.parts[other], Inserted):
                 self._fault(index, "stall", mask & (read | written), f"isn't there yet, {left} cycles too early")
-        one, stall = self.code[index], self.code.controls.stalls[index]
-        copies = frozenset(
-            copy for copy in state.copies
-            if not (written | SHARED) >> copy[2] & 1
-            and not (written & STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
-        )  # fmt: skip
-        state = state._replace(
-            own=state.own | written,
-            defined=state.defined & ~(written | (SHARED if source.name in _WAITS else 0)),
-            copies=copies,
-            kernel=issue(state.kernel, self.code, index),
-            pending=pass_time(state.pending, state.part, one.masks.writes, stall, find_fresh(one, stall)),
+        one, stall, wait = self.code[index], self.code.controls.stalls[index], self.code.controls.waits[index]
+        copies = state.copies and outlive(state.copies, written, SHARED)
+        if one.name == "EXIT" and not is_conditional(one):
+            return ()
+        state = State(
+            state.own | written,
+            state.defined & ~(written | (SHARED if source.name in _WAITS else 0)),
+            copies,
+            issue(release(state.kernel, self.code, index), self.code, index),
+            state.ours,
+            pass_time(state.pending, state.part, one.masks.writes, stall, find_fresh(one, stall)),
+            state.meetings,
+            state.part,
+            state.awaited | wait,
         )
-        if one.name == "EXIT":
-            if is_conditional(one):
-                yield index + 1, state
-            return
         if one.name == "BRA":
             assert one.target is not None
-            self._end(index, state, one.target // SIZE)
+            self._end(index, state, state.ours, one.target // SIZE)
             if not is_conditional(one):
-                return
-        yield index + 1, state
+                return ()
+        return ((index + 1, state),)
 
-    def _end(self, index: int, state: State, to: int) -> None:
+    def _end(self, index: int, state: State, ours: InFlight, to: int) -> None:
         """Check the state that the kernel finds when it continues at `to`."""
         self._fault(index, "live", self.around.needed(to) & ~state.own, "isn't what the kernel left there")
-        rest = state.ours.after_waiting(0) | state.ours.unawaited
-        self._fault(index, "scoreboard", rest, "is still in flight at the branch back")
+        if ours is not NOTHING:
+            rest = ours.after_waiting(0) | ours.unawaited
+            self._fault(index, "scoreboard", rest, "is still in flight at the branch back")
         if state.meetings:
             self.faults.append((index, "lanes", "the branch back is between BSSY and BSYNC"))
         stall = max(self.code.controls.stalls[index], BRANCH_CYCLES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpt.sass.check_saves import KEEPERS, RESTORERS, is_saving
+from gpt.sass.check_saves import KEEPERS, RESTORERS
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Instruction
 from gpt.sass.flow import is_late
@@ -28,7 +28,6 @@ class WordFacts(NamedTuple):
     guard: int  # the predicate of its guard
     is_forbidden: bool  # in a snippet
     is_local: bool  # accesses local memory
-    is_saving: bool  # only saves or restores registers
     reads: int
     writes: int
     named: int  # what it reads or writes
@@ -64,7 +63,6 @@ def _make(one: Instruction) -> WordFacts:
         reads & 1 << STARTS.P + bits(one.word, 12, 3),
         one.name in FORBIDDEN and not is_collective(one.word),
         one.memory == "local",
-        is_saving(one),
         reads,
         writes,
         reads | writes,

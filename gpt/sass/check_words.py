@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from gpt.formats.kernel_edit import NOP as PADDING
-from gpt.sass.masks import STARTS, Registers
-from gpt.sass.tables import Field, Opcode, Table
+from gpt.sass.masks import STARTS, Registers, pack
+from gpt.sass.tables import Opcode, Table
 from gpt.sass.words import (
     BARRIERS,
     CONTROL,
@@ -36,7 +37,7 @@ from gpt.sass.words import (
     with_guard,
     with_target,
 )
-from gpt.sass.woven import Inserted
+from gpt.sass.woven import Inserted, Snippet
 
 NOP = int.from_bytes(PADDING, "little")
 BRANCH = 0x947 | PT << 12 | PT << 87
@@ -125,103 +126,159 @@ def compare_moved(new: int, at: int, old: int, source: int, opcode: Opcode, is_u
     return "it's another instruction" if (new ^ old) & ~CONTROL else compare_control(new, old)
 
 
-def compare_inserted(new: list[int], part: Inserted, table: Table) -> Iterator[tuple[int, str]]:
-    """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel.
+class _Shape(NamedTuple):
+    """The words of a snippet, prepared for renaming."""
 
-    Words that were right are remembered: many places have the same snippet with the same names, and perhaps other
-    control parts. Where a snippet is doesn't matter, because jumps are relative.
-    """
-    words = part.snippet.words
-    known = table.memo("compare_inserted")
-    key = (words, part.guard, *((file, *names.items()) for file, names in part.names.items()))
-    right: tuple[int, ...] | None = known.get(key)
-    if right is not None:
-        changed = [index for index, (now, was) in enumerate(zip(new, right, strict=True)) if now != was]
-        different = 0
-        for index in changed:
-            different |= new[index] ^ right[index]
-        if not different & ~CONTROL:
-            for index in changed:
-                if text := compare_control(new[index], words[index]):
-                    yield index, text
-            return
-    faults = [*_check_stalls(words, table), *((0, text) for text in _check_names(part, table))]
-    for index, (now, old) in enumerate(zip(new, words, strict=True)):
-        if text := _compare(now, old, index, part, table):
-            faults.append((index, text))
+    words: tuple[int, ...]  # with zeros in place of the fields that are renamed
+    fields: tuple[tuple[tuple[int, int, int], ...], ...]  # by word: which of `operands`, first bit, bits to invert
+    operands: tuple[
+        tuple[str, int, int, str], ...
+    ]  # each once: file, number, how many from there on, name in the table
+    sets: tuple[tuple[str, int], ...]  # sets of predicates, whose bits aren't renamed: file, set
+    faults: tuple[tuple[int, str], ...]  # wrong under any names: word, reason
+
+
+class Renaming(NamedTuple):
+    """A part's words as its snippet and its names say, and the registers of the kernel that they name."""
+
+    words: list[int]  # apart from what their control parts may have instead
+    snippet: Snippet
+    faults: list[tuple[int, str]]
+    given: int  # the snippet's inputs
+    missing: int  # registers that are read before a word writes them
+    writes: int
+
+
+def compare_inserted(new: list[int], renaming: Renaming) -> Iterator[tuple[int, str]]:
+    """Yield the index of each wrong word of a snippet, with the reason. `new` has the words in the woven kernel."""
+    words, snippet, faults, *_ = renaming
     yield from faults
-    if not faults:
-        known[key] = tuple(new)
+    if new != words:
+        for index in [index for index, (now, was) in enumerate(zip(new, words, strict=True)) if now != was]:
+            if (new[index] ^ words[index]) & ~CONTROL:
+                yield index, "it isn't the snippet's word with the declared names"
+            elif text := compare_control(new[index], snippet.words[index]):
+                yield index, text
+
+
+def find_renaming(part: Inserted, table: Table) -> Renaming:
+    """Return what a part's words must be. Where a part is doesn't matter, because jumps are relative. So this is found
+    once for each snippet, and once for each renaming of it.
+    """
+    known = table.memo("renamings")
+    names = tuple([(file, *some.items()) for file, some in part.names.items()])
+    key = part.snippet.words, part.snippet.inputs, part.guard, names
+    found: Renaming | None = known.get(key)
+    if found is None:
+        words, faults = _rename_words(part, table)
+        missing = writes = 0
+        for word in words if not faults else ():
+            masks = table.decoder(word).masks(word)
+            missing |= masks.reads & ~writes
+            writes |= masks.writes
+        given = rename(pack(part.snippet.inputs), part) if not faults else 0
+        found = known[key] = Renaming(words, part.snippet, faults, given, missing, writes)
+    return found
+
+
+def _rename_words(part: Inserted, table: Table) -> tuple[list[int], list[tuple[int, str]]]:
+    """Return the words of a renamed part, and what's wrong with its snippet or its names."""
+    words, shapes = part.snippet.words, table.memo("shapes")
+    has_guard = part.guard is not None
+    shape: _Shape | None = shapes.get((words, has_guard))
+    if shape is None:
+        shape = shapes[words, has_guard] = _make_shape(words, has_guard, table)
+    faults = [*shape.faults, *((0, text) for text in _check_names(part, table))]
+    numbers = []
+    for file, was, count, name in shape.operands:
+        names = part.names.get(file, {})
+        now = names.get(was, -1)
+        numbers.append(max(now, 0))
+        size = 1 << (count - 1).bit_length()
+        if now < 0 or any(names.get(was + k) != now + k for k in range(1, count)):
+            faults.append((0, f"{name} is renamed from {file}{was} to {file}{now}"))
+        elif now % size and not was % size:
+            faults.append((0, f"{name} isn't aligned"))
+    for file, members in shape.sets:
+        names = part.names.get(file, {})
+        if any(names.get(number, number) != number for number in range(7) if members >> number & 1):
+            faults.append((0, "predicates of a set have other names"))
+    expected = []
+    guard = (part.guard.predicate | part.guard.negated << 3) << 12 if part.guard is not None else 0
+    if part.guard is not None and guard_of(guard) != part.guard:
+        faults.append((0, "a guard that doesn't exist"))
+    for word, fields in zip(shape.words, shape.fields, strict=True):
+        for at, low, turn in fields:
+            word |= (numbers[at] ^ turn) << low
+        expected.append(word | guard)
+    return expected, faults
+
+
+def _make_shape(words: tuple[int, ...], has_guard: bool, table: Table) -> _Shape:
+    faults, sets = [*_check_stalls(words, table)], list[tuple[str, int]]()
+    found, fields = [], []
+    operands: dict[tuple[str, int, int, str], int] = {}
+    for index, old in enumerate(words):
+        word, text = _place_word(old, index, len(words), has_guard, table)
+        if text:
+            faults.append((index, text))
+        renamed = {}
+        for operand, low, none, turn, was, count in table.fields(word):
+            file = operand.file.replace("PR", "P")
+            if not count:  # a set of predicates, whose bits are compared like all other bits
+                sets.append((file, was))
+            elif operand.file == "B" or was != none:
+                at = operands.setdefault((file, was, count, operand.name), len(operands))
+                renamed[at] = file, low, turn, none
+        places = {(file, low, turn, none) for file, low, turn, none in renamed.values()}
+        taken = 0
+        for _, low, _, none in places:
+            if taken & none << low:
+                faults.append((index, "fields that overlap"))
+            taken |= none << low
+        word &= ~taken
+        found.append(word & ~(15 << 12) if has_guard else word)
+        fields.append(tuple((at, low, turn) for at, (_, low, turn, _) in renamed.items()))
+    return _Shape(tuple(found), tuple(fields), tuple(operands), tuple(sets), tuple(faults))
+
+
+def _place_word(old: int, index: int, count: int, has_guard: bool, table: Table) -> tuple[int, str]:
+    """Return a word of a snippet as it has to be in a trampoline, and what's wrong with it."""
+    opcode = table.opcode(old)
+    if has_guard and (not guard_of(old).always or opcode.target or opcode.name in ("RET", "YIELD")):
+        return old, "a guard for a word that has one, or jumps"
+    if opcode.name == "YIELD":
+        return NOP & ~CONTROL | old & CONTROL, ""
+    if opcode.name == "RET":
+        branch = make_branch(index, count, table.arch.branch)
+        branch = with_guard(branch, guard_of(old)) & ~_SECOND_FIELD | old & _SECOND_FIELD
+        return branch | old & CONTROL, ""
+    if opcode.target:
+        target = target_of(old, opcode.target, SIZE * index)
+        if not 0 <= target <= SIZE * count or target % SIZE:
+            return old, "the snippet leaves itself"
+    return old, ""
 
 
 def _check_stalls(words: tuple[int, ...], table: Table) -> Iterator[tuple[int, str]]:
-    """Find words of a snippet that read a result of fixed latency in the next cycle. ptxas always leaves two cycles,
-    except to the units whose registers the hardware waits for (docs/sass-rules.md).
+    """Find words that read a result of fixed latency in the next cycle. ptxas always leaves two cycles, except to the
+    units whose registers the hardware waits for (docs/sass-rules.md).
     """
     for index, (before, word) in enumerate(pairwise(words), 1):
-        if control_of(before).stall >= _SHORTEST or table.opcode(before).variable:
+        if before >> 105 & 15 >= _SHORTEST or table.opcode(before).variable:
             continue
         if table.decoder(before).masks(before).writes & table.decoder(word).masks(word).reads & _LANES:
             yield index, "it reads a result in the cycle after the word that computes it"
 
 
 def _check_names(part: Inserted, table: Table) -> Iterator[str]:
-    for file, names in part.names.items():
-        if file not in Registers._fields:
-            yield f"a renaming of {file}"
-            continue
+    yield from (f"a renaming of {file}" for file in part.names if file not in Registers._fields)
+    for file, names in part.names.items() if part.names.keys() <= {*Registers._fields} else ():
         last = (1 << table.arch.register_bits[file]) - (1 if file != "B" else 0)
         if len(set(names.values())) != len(names):
             yield f"two {file} registers of the snippet are one"
         if any(not 0 <= number < last for pair in names.items() for number in pair):
             yield f"a {file} register beyond the last"
-
-
-def _compare(new: int, old: int, index: int, part: Inserted, table: Table) -> str:
-    opcode = table.opcode(old)
-    at = SIZE * (part.start + index)
-    if opcode.name == "YIELD":
-        return "a YIELD isn't a NOP" if (new ^ NOP) & ~CONTROL else compare_control(new, old)
-    if opcode.name == "RET":
-        branch = make_branch(part.start + index, part.start + part.length, table.arch.branch)
-        branch = with_guard(branch, guard_of(old)) & ~_SECOND_FIELD | old & _SECOND_FIELD
-        old = branch | old & CONTROL
-        opcode = table.opcode(old)
-    elif opcode.target:
-        target = target_of(old, opcode.target, SIZE * index)
-        if not 0 <= target <= SIZE * part.length or target % SIZE:
-            return "the snippet leaves itself"
-        old = with_target(old, opcode.target, at, SIZE * part.start + target)
-    if part.guard is not None:
-        if not guard_of(old).always or opcode.target:
-            return "a guard for a word that has one, or jumps"
-        if guard_of(new) != part.guard:
-            return "it hasn't the declared guard"
-        new = with_guard(new, Guard(PT, False))
-    fields = 0
-    for one in table.fields(old):
-        if text := _compare_field(new, one, part):
-            return text
-        fields |= one.none << one.low
-    if (new ^ old) & ~(CONTROL | fields):
-        return "it's another instruction"
-    return compare_control(new, old)
-
-
-def _compare_field(new: int, one: Field, part: Inserted) -> str:
-    """Return why a field doesn't name the registers that the snippet's field should be renamed to."""
-    operand, low, none, turn, was, count = one
-    names = part.names.get(operand.file.replace("PR", "P"), {})
-    if not count:  # a set of predicates, whose bits are compared like all other bits
-        moved = any(names.get(number, number) != number for number in range(7) if was >> number & 1)
-        return "predicates of a set have other names" if moved else ""
-    now = (new >> low & none) ^ turn
-    if operand.file != "B" and none in (was, now):
-        return "" if was == now else f"{operand.name} is RZ or PT on one side only"
-    if names.get(was) != now or any(names.get(was + k) != now + k for k in range(1, count)):
-        return f"{operand.name} is {operand.file}{now}, for the snippet's {operand.file}{was}"
-    size = 1 << (count - 1).bit_length()
-    return "" if was % size or not now % size else f"{operand.name} isn't aligned"
 
 
 def rename(mask: int, part: Inserted) -> int:

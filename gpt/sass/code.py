@@ -205,7 +205,7 @@ class Code:
     @cached_property
     def distinct(self) -> list[tuple[Opcode, Masks]]:
         """One instruction for each opcode and set of registers that occur: what else the words have may differ."""
-        found = {id(masks): (number, masks) for number, masks in zip(self.opcodes, self.masks, strict=True)}
+        found = dict(zip(map(id, self.masks), zip(self.opcodes, self.masks, strict=True), strict=True))
         return [(self.used[number].entry, masks) for number, masks in found.values()]
 
     def parts(self, low: int, width: int) -> set[int]:
@@ -230,13 +230,20 @@ class Code:
     def find(self, names: Container[str]) -> list[int]:
         """Return the indexes of instructions with these names, in order."""
         numbers = {number for number, decoder in self.used.items() if decoder.entry.name in names}
-        return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
+        return self._find_opcodes(numbers)
+
+    def _find_opcodes(self, numbers: set[int]) -> list[int]:
+        if not numbers:
+            return []
+        known = np.zeros(1 << 12, bool)
+        known[list(numbers)] = True
+        found: list[int] = np.flatnonzero(known[self._array[:, 0] & np.uint64(0xFFF)]).tolist()
+        return found
 
     @cached_property
     def jumps(self) -> list[int]:
         """The indexes of instructions with a target."""
-        numbers = {number for number, decoder in self.used.items() if decoder.entry.is_direct}
-        return [index for index, number in enumerate(self.opcodes) if number in numbers] if numbers else []
+        return self._find_opcodes({number for number, decoder in self.used.items() if decoder.entry.is_direct})
 
     @cached_property
     def targets(self) -> frozenset[int]:

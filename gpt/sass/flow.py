@@ -42,7 +42,7 @@ from gpt.sass.words import BARRIERS
 # HGMMA, WARPGROUP.DEPBAR announces them, which isn't followed. BAR may have its number in a register.
 _LATE = {name for name, memory in MEMORY.items() if memory != "constant"} | {"BAR", "HGMMA", "IGMMA", "BGMMA", "QGMMA"}
 _HELD = ~(127 << STARTS.P | 127 << STARTS.UP)  # predicates are read when an instruction issues
-_MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
+MEMBERS = [[barrier for barrier in range(BARRIERS) if mask >> barrier & 1] for mask in range(1 << BARRIERS)]
 _WIDTH = sum(WIDTHS)  # bits of a set of registers; a packed state has one set per barrier and so on
 _PART = (1 << _WIDTH) - 1
 _TOKEN = 1 << _WIDTH
@@ -89,6 +89,7 @@ class InFlight(NamedTuple):
 
 
 NOTHING = InFlight(_NONE, _NONE, 0, 0)
+NO_PARTS = (0,) * (2 * BARRIERS + 3)
 
 
 class Flights:
@@ -115,11 +116,13 @@ class Flights:
         return (self[index] for index in range(len(self._code)))
 
     def _walk(self, block: Block, arrived: int) -> list[InFlight]:
-        flight, found, at = _unpack_flight(arrived), list[InFlight](), block.start
+        parts = [arrived >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 3)]
+        flight, found, at = as_flight(parts), list[InFlight](), block.start
         first, last = (bisect_left(self._events, index) for index in block)
         for index in self._events[first:last]:
             found += [flight] * (index + 1 - at)
-            flight, at = issue(flight, self._code, index), index + 1
+            advance(parts, self._code, index)
+            flight, at = as_flight(parts), index + 1
         return found + [flight] * (block.end - at)
 
 
@@ -169,13 +172,13 @@ def _sum_up(code: Code, events: list[int]) -> _Pass:
     if not events:
         return _UNCHANGED
     waited, waits = 0, code.controls.waits
-    parts = [0] * (2 * BARRIERS + 3)
+    parts = list(NO_PARTS)
     parts[2 * BARRIERS] = _TOKEN
     for index in events:
-        _advance(parts, code, index)
+        advance(parts, code, index)
         waited |= waits[index]
     keep = -1
-    for barrier in _MEMBERS[waited]:
+    for barrier in MEMBERS[waited]:
         keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
     if not parts[2 * BARRIERS] & _TOKEN:
         keep &= ~(_PART << _QUEUED)
@@ -185,11 +188,6 @@ def _sum_up(code: Code, events: list[int]) -> _Pass:
         if mask:
             add |= (mask & ~_TOKEN) << _WIDTH * number
     return _Pass(keep, add, places)
-
-
-def _unpack_flight(packed: int) -> InFlight:
-    parts = [packed >> _WIDTH * number & _PART for number in range(2 * BARRIERS + 3)]
-    return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
 def _events(code: Code) -> list[int]:
@@ -207,7 +205,7 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
     if not mask or state == NOTHING:
         return state
     writes, reads = list(state.writes), list(state.reads)
-    for barrier in _MEMBERS[mask]:
+    for barrier in MEMBERS[mask]:
         writes[barrier] = reads[barrier] = 0
     return InFlight(tuple(writes), tuple(reads), *state[2:])
 
@@ -217,15 +215,15 @@ def release(state: InFlight, code: Code, index: int) -> InFlight:
     mask = code.controls.waits[index]
     if not mask or state == NOTHING:
         return state
-    reading, writing = _unseen(code, index)
+    reading, writing = find_unseen(code, index)
     writes, reads = list(state.writes), list(state.reads)
-    for barrier in _MEMBERS[mask]:
+    for barrier in MEMBERS[mask]:
         writes[barrier] &= writing
         reads[barrier] &= reading
     return InFlight(tuple(writes), tuple(reads), *state[2:])
 
 
-def _unseen(code: Code, index: int) -> tuple[int, int]:
+def find_unseen(code: Code, index: int) -> tuple[int, int]:
     """Return the registers that the previous word reads, and the ones it writes, if the instruction doesn't wait for
     them although it waits for their barrier: set less than SHORTEST cycles before, it doesn't show anything yet.
     """
@@ -243,19 +241,24 @@ def _unseen(code: Code, index: int) -> tuple[int, int]:
 def issue(state: InFlight, code: Code, index: int) -> InFlight:
     """Return what's in flight after an instruction has waited and issued."""
     parts = [*state.writes, *state.reads, *state[2:]]
-    _advance(parts, code, index)
+    advance(parts, code, index)
+    return as_flight(parts)
+
+
+def as_flight(parts: list[int]) -> InFlight:
+    """Return masks as an InFlight: what's being written and read by barrier, then its other fields."""
     return InFlight(tuple(parts[:BARRIERS]), tuple(parts[BARRIERS : 2 * BARRIERS]), *parts[2 * BARRIERS :])
 
 
-def _advance(parts: list[int], code: Code, index: int) -> None:
+def advance(parts: list[int], code: Code, index: int) -> None:
     """Change what's in flight to what it is after an instruction has waited and issued. `parts` are the masks of an
     InFlight.
     """
     _, write_barriers, read_barriers, waits = code.controls
     write, read = write_barriers[index], read_barriers[index]
     if waits[index]:
-        reading, writing = _unseen(code, index)
-        for barrier in _MEMBERS[waits[index]]:
+        reading, writing = find_unseen(code, index)
+        for barrier in MEMBERS[waits[index]]:
             parts[barrier] &= writing
             parts[barrier + BARRIERS] &= reading
     entry = code.used[code.opcodes[index]].entry

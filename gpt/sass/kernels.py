@@ -177,7 +177,9 @@ def _calls_only_ends(cubin: CubinEditor, code: Code, targets: Collection[int]) -
     code_symbols: set[int] = set()
     for table in tables:
         code_symbols |= _find_code(cubin, table["symbol"])
-        places.update(table["offset"][np.isin(table["symbol"], list(ends))].tolist())
+        if ends:
+            rows = zip(table["offset"].tolist(), table["symbol"].tolist(), strict=True)
+            places.update(offset for offset, symbol in rows if symbol in ends)
     if not code_symbols - ends:
         places.add(_SOMEWHERE)
     outside = [index for index in code.find({"CALL"}) if code[index].target is None]

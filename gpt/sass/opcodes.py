@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from gpt.sass.masks import STARTS, Masks
@@ -75,16 +75,22 @@ class Opcode:
 class _Shape(NamedTuple):
     """The operands of words with the same selectors.
 
-    A field is its lowest bit, a mask of its bits, the bits to invert, the first bit of its register file in a mask, the
-    file's mask, and one bit for each register written and read. A number that means no register maps to a bit outside
-    the file's mask.
+    A field is its lowest bit, a mask of its bits, the bits to invert, and by number, the registers written and read.
     """
 
-    fields: tuple[tuple[int, int, int, int, int, int, int], ...]
+    fields: tuple[tuple[int, int, int, tuple[int, ...], tuple[int, ...]], ...]
     sets: tuple[tuple[int, int, int, int], ...]  # for predicates: lowest bit, first bit in a mask, is written, is read
     writes: int  # registers written whatever the operands are
     reads: int
     exact: bool
+
+
+@cache
+def _ranges(start: int, file: int, last: int, count: int) -> tuple[int, ...]:
+    """Return the masks of `count` registers from each number up to `last` on. Numbers that mean no register have
+    nothing of the file's mask, which begins at bit `start`.
+    """
+    return tuple(((1 << count) - 1) << start + number & file for number in range(last + 1))
 
 
 class Decoder:
@@ -124,12 +130,10 @@ class Decoder:
         if shape is None:
             shape = self._shapes[word & self._selectors] = self._shape(word)
         fields, sets, writes, reads, exact = shape
-        for low, none, turned, start, file, written, read in fields:
-            number = start + (word >> low & none ^ turned)
-            if written:
-                writes |= written << number & file
-            if read:
-                reads |= read << number & file
+        for low, none, turned, written, read in fields:
+            number = word >> low & none ^ turned
+            writes |= written[number]
+            reads |= read[number]
         always = word & GUARD == PT << 12
         keeps = ~writes if exact and always else -1
         for low, start, is_written, is_read in sets:
@@ -159,6 +163,13 @@ class Decoder:
                 none = (1 << self._bits[operand.file]) - 1
                 file = (1 << (none if operand.file != "B" else none + 1)) - 1 << start
                 turned = none if operand.inverted else 0
-                many = (1 << written) - 1, (1 << read) - 1
-                fields.append((operand.low or 0, none, turned, start, file, *many))
+                fields.append(
+                    (
+                        operand.low or 0,
+                        none,
+                        turned,
+                        _ranges(start, file, none, written),
+                        _ranges(start, file, none, read),
+                    )
+                )
         return _Shape(tuple(fields), tuple(sets), writes, reads, exact)

@@ -48,6 +48,7 @@ class Draft:
     waits: int = 0  # our own barriers for which the next word has to wait
     reads: int = 0  # registers of the site that snippets read
     saved: int = 0
+    _flight: tuple[InFlight, int] = (NOTHING, 0)  # the last one, and its registers
 
     @property
     def at(self) -> int:
@@ -85,7 +86,7 @@ class Draft:
         start = self.at
         wait = self.waits
         reads, writes = renamed.reads, renamed.writes
-        if flight is not NOTHING:
+        if (reads | writes) & self._in_flight(flight):
             for barrier in range(6):
                 if flight.writes[barrier] & (reads | writes) or flight.reads[barrier] & writes:
                     wait |= 1 << barrier
@@ -96,6 +97,11 @@ class Draft:
         if wait:
             self.wait(start - self.start, wait)
         self._age(renamed.done, True)
+
+    def _in_flight(self, flight: InFlight) -> int:
+        if flight is not self._flight[0]:
+            self._flight = flight, flight.after_waiting(0)
+        return self._flight[1]
 
     def move(self, one: Instruction, is_guarded_exit: bool) -> None:
         """Add an instruction of the kernel."""
@@ -194,6 +200,8 @@ class Done(NamedTuple):
 
 
 def _done(entry: Opcode, written: int, stall: int) -> Done:
+    if entry.variable or not written:
+        return Done(written, stall, [])
     return Done(
         written, stall, [(mask, cycles - stall) for mask, cycles in iter_safe(entry, written) if cycles > stall]
     )
@@ -210,26 +218,55 @@ class Renamed(NamedTuple):
     done: list[Done]
 
 
+class _Form(NamedTuple):
+    """A word of a snippet: its bits outside the fields to rename, and these fields: file, number, position, and the
+    bits to invert. `become` is what replaces it in a trampoline, apart from its guard, if something does.
+    """
+
+    word: int
+    fields: tuple[tuple[str, int, int, int], ...]
+    entry: Opcode
+    become: int | None
+    stall: int
+
+
+def _make_forms(words: tuple[int, ...], table: Table) -> list[_Form]:
+    forms = []
+    for index, old in enumerate(words):
+        word, entry, become = old, table.opcode(old), None
+        if entry.name == "YIELD":
+            become = NOP & ~_CONTROL | old >> 105 << 105
+        elif entry.name == "RET":
+            become = make_branch(index, len(words), "split") | old >> 105 << 105
+        fields = []
+        for operand, low, none, turn, number, count in table.fields(old):
+            if count and (number != none or operand.file == "B"):
+                word &= ~(none << low)
+                fields.append((operand.file, number, low, turn))
+        forms.append(
+            _Form(word, tuple(fields), entry if become is None else table.opcode(become), become, old >> 105 & 15)
+        )
+    return forms
+
+
 def _rename(words: tuple[int, ...], names: dict[str, dict[int, int]], guard: Guard | None, table: Table) -> Renamed:
-    found = []
-    renamed = [_renamed(word, names, table) for word in words]
-    masks = [table.decoder(word).masks(word) for word in renamed]
-    stalls = [control_of(word).stall for word in renamed]
-    for index, (old, word) in enumerate(zip(words, renamed, strict=True)):
-        opcode = table.opcode(old)
-        if opcode.name == "YIELD":
-            word = NOP & ~_CONTROL | old >> 105 << 105
-        elif opcode.name == "RET":
-            word = with_guard(make_branch(index, len(words), "split"), guard_of(word)) | old >> 105 << 105
-        elif opcode.target:
-            target = target_of(old, opcode.target, SIZE * index)
-            word = with_target(word, opcode.target, SIZE * index, target)
-        found.append(with_guard(word, guard) if guard else word)
+    known = table.memo("forms")
+    forms: list[_Form] | None = known.get(words)
+    if forms is None:
+        forms = known[words] = _make_forms(words, table)
+    found, named, done = [], [], []
     reads = writes = 0
-    for m in masks:
-        reads, writes = reads | m.reads, writes | m.writes
-    done = [_done(table.opcode(w), m.writes, stall) for w, m, stall in zip(found, masks, stalls, strict=True)]
-    return Renamed(found, [m.reads | m.writes for m in masks], stalls, reads, writes, done)
+    for word, fields, entry, become, stall in forms:
+        for file, number, low, turn in fields:
+            word |= (names[file][number] ^ turn) << low
+        masks = table.decoder(word).masks(word)
+        if become is not None:
+            word = with_guard(become, guard_of(word)) if entry.name == "BRA" else become
+        found.append(with_guard(word, guard) if guard else word)
+        named.append(masks.reads | masks.writes)
+        reads, writes = reads | masks.reads, writes | masks.writes
+        done.append(_done(entry, masks.writes, stall))
+    return Renamed(found, named, [form.stall for form in forms], reads, writes, done)
 
 
 def with_change(word: int, stall: int | None = None, **values: int) -> int:
@@ -243,12 +280,3 @@ def _with_change(word: int, stall: int | None, *values: tuple[str, int]) -> int:
     if stall is not None:
         control = control._replace(stall=stall, hint=control.hint and stall <= _HINTED)
     return with_control(word, control)
-
-
-def _renamed(word: int, names: dict[str, dict[int, int]], table: Table) -> int:
-    """Return a word in which registers are renamed."""
-    new = word
-    for operand, low, none, turn, number, count in table.fields(word):
-        if count and (number != none or operand.file == "B"):
-            new = with_bits(new, low, none.bit_length(), names[operand.file][number] ^ turn)
-    return new

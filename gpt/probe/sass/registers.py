@@ -31,6 +31,7 @@ FITTING = 64  # registers with which a block of 1,024 threads still fits on a mu
 RESERVED = 2  # included in the number, but reserved by the hardware
 HIGHEST = 253  # maximum number of usable registers
 _USABLE = (1 << HIGHEST) - 1
+_ALIGNED = {align: sum(1 << number for number in range(0, 256, align)) for align in (1, 2, 4, 8, 16)}
 NO_NUMBER = {"UR": 63, "P": 7, "UP": 7, "B": 16}
 
 
@@ -137,6 +138,12 @@ def _search(unit: Unit, room: Room) -> tuple[int, list[int]]:
     fewest, best = HIGHEST, 0
     first, last = unit.members[0], unit.members[-1]
     lowest = first % unit.align  # where the first one can go
+    fitting = ~(-1 << HIGHEST - last + first) & (-1 << lowest) & _ALIGNED[unit.align] << lowest
+    for member in unit.members:
+        fitting &= free >> member - first
+    if fitting:
+        best = (fitting & -fitting).bit_length() - 1 - first
+        return best, []
     mask = sum(1 << member - first for member in unit.members) << lowest
     for delta in range(lowest - first, HIGHEST - last, unit.align):
         if not mask & useless and (count := (mask & ~free).bit_count()) < fewest:

@@ -41,6 +41,8 @@ def share_variables(kernel: Kernel, editor: KernelEditor) -> Shared:
     banks = kernel.code.parts(54, 5)
     if kernel.graph.calls_out:
         banks |= {ADDRESS_BANK, CONSTANT_BANK}
+    if not banks & {ADDRESS_BANK, CONSTANT_BANK}:
+        return Shared(editor.cubin, [], [])
     try:
         found = Variables(editor.cubin)
         freed = found.free_addresses(editor.section) if ADDRESS_BANK in banks else []

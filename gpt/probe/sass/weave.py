@@ -282,9 +282,8 @@ class _Weaver:
         """Write the words into the cubin, and update what the file says about them."""
         editor, before = self.editor, len(self.kernel.code)
         editor.append(dump_words(splicer.words[before:]))
-        for index, (word, was) in enumerate(zip(splicer.words, self.original.kernel.code.words, strict=False)):
-            if word != was:
-                editor.write(SIZE * index, dump_words([word]))
+        for index in sorted({*self.amended, *(one.sources[0] for one in splicer.trampolines)}):
+            editor.write(SIZE * index, dump_words([splicer.words[index]]))
         moved = {
             SIZE * part.source: SIZE * part.start
             for trampoline in splicer.trampolines for part in trampoline.parts if isinstance(part, Moved)
