@@ -12,7 +12,7 @@ from gpt.base.cache import Cache
 from gpt.packaging.snippets import PROBES, Texts, list_statements
 from gpt.probe.read.load import load_all
 from gpt.probe.sass import schedule, snippets
-from gpt.probe.sass.glue import PLAIN, load_descriptor, load_parameter, move
+from gpt.probe.sass.glue import PLAIN, load_descriptor, load_parameter, move, save_predicates
 from gpt.probe.sass.schedule import reads_clock, reorder
 from gpt.probe.sass.shorten import DESCRIPTOR, shorten
 from gpt.probe.sass.snippets import Compiler
@@ -27,6 +27,7 @@ TABLE = table_of("sm_90")
 RET = 0x950 | PLAIN | 20 << 24 | PT << 87
 VOTE = 0x806 | PLAIN | 0x038E0100 << 64
 BSSY, BSYNC, BRA = 0x945 | PLAIN, 0x941 | PLAIN, 0x947 | PLAIN | PT << 87
+COMPARE = 0x20C | PLAIN | 5 << 32 | (PT << 84 | PT << 87 | 2 << 76 | 7 << 68)  # ISETP P0
 STORE = 0x986 | PLAIN | 1 << 72 | 0xC1019 << 72
 
 
@@ -127,6 +128,14 @@ def test_slow_results_are_requested_before_any_is_awaited(straight):
     waits = [index for index, word in enumerate(compiled) if control_of(word).wait]
     slow = [index for index, name in enumerate(names(compiled)) if name in ("S2R", "LDC")]
     assert len(slow) >= 8 and max(slow) < min(waits)
+
+
+def test_a_predicate_that_a_mask_names_keeps_its_number():
+    """P2R doesn't name its predicates one by one."""
+    words = [COMPARE | 4 << 24, save_predicates(8, 1), COMPARE | 6 << 24, save_predicates(9, 1), STORE | 8 << 32]
+    found = [word & ~CONTROL for word in reorder(words, TABLE, at_exit=True)]
+    order = [found.index(word & ~CONTROL) for word in words]
+    assert order[:4] == sorted(order[:4])
 
 
 def jump(index, target, word=BRA, form="split"):
