@@ -1,4 +1,4 @@
-"""Where registers are short, snippets still get the values that they're given."""
+"""Snippets get the values that they're given, even if registers are short."""
 
 from tests.probe.sass.test_weave import check, sites
 
