@@ -97,6 +97,37 @@ def test_repeated_launch_adds_to_existing_values(name):
                 assert after["stop"] >= before["stop"]
 
 
+FLOATS = """[map.floats]
+type = "total"
+level = "warp"
+data = {sum = "f32", wide = "f64"}
+
+[probe.end]
+position = "kernel"
+level = "warp"
+after = '''.reg .u32 %thread;
+.reg .f32 %number;
+.reg .f64 %wide;
+mov.u32 %thread, %tid.x;
+cvt.rn.f32.u32 %number, %thread;
+cvt.rn.f64.u32 %wide, %thread;
+SAVE [floats] {%number, %wide};'''
+"""
+
+
+def test_repeated_launch_adds_floats(tmp_path):
+    """The lowest bit of the buffer's address, which says that the launch is repeated, isn't part of any address."""
+    (tmp_path / "floats.toml").write_text(FLOATS)
+    case = CASE["groups-2x50-5"]
+    made, (found,) = check(case.name, str(tmp_path / "floats.toml"))
+    assert made.maps[0].keeps == "sum"
+    sums = [sum(range(32)), sum(range(32, 50))] * 2
+    assert found == [(count, [{"sum": n, "wide": n}]) for count, n in zip([32, 18] * 2, sums, strict=True)]
+    twice = running.run(case, made, before=running.run(case, made))
+    found = running.records(case, made.maps[0], twice.buffers[0])
+    assert found == [(2 * count, [{"sum": 2 * n, "wide": 2 * n}]) for count, n in zip([32, 18] * 2, sums, strict=True)]
+
+
 def test_where_registers_are_short_the_stack_holds_values():
     made, _ = check("stack-2x33-5", "warp_sched")
     assert made.needs["stack"] > made.needs["stack_before"]
