@@ -156,6 +156,22 @@ def test_a_guard_replaces_a_jump_over_a_store():
     assert found[1] >> 12 & 15 == 8, "@!P0"
 
 
+USE = with_guard(move(8, 9), Guard(0, False))
+
+
+@pytest.mark.parametrize("others, is_own", [([], True), ([jump(3, 0)], False), ([jump(3, 2)], False)])
+def test_a_skipped_comparison_gets_its_own_predicate_only_if_no_other_path_needs_it(others, is_own):
+    """`others` jump back: to the jump that reads the predicate, or to a word among the skipped ones."""
+    words = [
+        with_guard(jump(0, 3), Guard(0, False)),
+        COMPARE,
+        USE,
+        *(with_guard(w, Guard(3, False)) for w in others),
+        RET,
+    ]
+    assert (shorten(words, TABLE)[1] != COMPARE) == is_own
+
+
 @pytest.mark.parametrize("between", [[], [jump(1, 2)]])
 def test_divergence_is_ruled_out_only_in_one_straight_piece(between):
     """`between` is a jump to the next word: after it, the active lanes may differ from the lanes that voted."""
