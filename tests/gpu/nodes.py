@@ -5,8 +5,8 @@
                                           nodes.json; needs nothing but Python
 
 A graph has NODES nodes in a row. They launch one kernel, or cycle through KERNELS kernels of equal length, whose code
-is less likely to be in a cache. Each round replays the graphs of all versions one after the other. The result is the time
-of a node, the median over the rounds; the plain kernels are loaded twice.
+is less likely to be in a cache. Each round replays the graphs of all versions one after the other. The result is the
+time of a node, the median over the rounds; the plain kernels are loaded twice.
 """
 
 from __future__ import annotations

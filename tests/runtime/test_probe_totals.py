@@ -162,8 +162,8 @@ for flag in (0, 1):
 
 @pytest.mark.full
 def test_repeated_launch_sums_its_runs(tmp_path):
-    """The buffer isn't cleared between the launches, so the value of a unit with one writer mustn't be overwritten. Only a
-    warp's lane that saves for all others may store, and only without the flag.
+    """The buffer isn't cleared between the launches, so the value of a unit with one writer mustn't be overwritten.
+    Only a warp's lane that saves for all others may store, and only without the flag.
     """
     probe = write_probe(LEVELS)
     sim = hooked.runtime() / "sim"
