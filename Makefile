@@ -126,7 +126,7 @@ $(RUNTIME)/libgptreplace.so: $(wildcard runtime/replace/*.[ch]) runtime/build_id
 	@$(CC) $(RUNTIME_CFLAGS) -fPIC -shared -Wl,-z,defs,-z,now $(filter %.c,$^) -o $@
 
 # The cache, for Python.
-CACHE = $(addprefix runtime/common/,cache.c own.c private.c sha256.c fd_passing.c records.c)
+CACHE = $(addprefix runtime/common/,cache.c descriptors.c own.c private.c sha256.c fd_passing.c records.c)
 
 $(RUNTIME)/libgptcache.so: runtime/cache/cache.c $(CACHE) $(wildcard runtime/common/*.h) $(HEADERS)
 	@echo "cc $@"

@@ -11,6 +11,7 @@
 //     run_pipeline.c  runs a pipeline inside the program, for one request
 //     pipeline.c      the kinds of pipelines, and how to start one
 //     records.c       the records of requests and answers
+//     descriptors.c   descriptors of our own in a program
 //     fd_passing.c    messages, with descriptors, between a client and the supervisor
 //     peers.c         checks which process is at the other end of a socket, and whether to trust it
 //     folder.c        the private folder that contains the supervisor's socket
@@ -197,7 +198,7 @@ enum gpt_call_state gpt_end(struct gpt_call *call, struct gpt_bytes *output, str
 void gpt_run_alone(enum gpt_pipeline which, const struct gpt_bytes *input, struct gpt_bytes *output,
                    struct gpt_outcome *outcome);
 
-// fd_passing.c
+// descriptors.c
 
 // Like write() and ftruncate(), except that the program doesn't get the SIGXFSZ that the kernel sends, along
 // with the error, if the file would become too large.
@@ -206,6 +207,8 @@ bool gpt_resize_quietly(int file, size_t size);
 int gpt_set_aside(int file); // moves it to a number above the program's own files
 int gpt_make_file(const void *data,
                   size_t size); // a file with these contents, at its start; -1 with errno set
+
+// fd_passing.c
 
 bool gpt_read_file(int file, struct gpt_bytes *found); // appends the file's contents; false if that fails
 

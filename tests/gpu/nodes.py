@@ -4,9 +4,9 @@
     nodes.py run OUT                      runs the results on the first GPU, prints a table, and leaves all times in
                                           nodes.json; needs nothing but Python
 
-A graph has NODES nodes in a row. They launch one kernel, or KERNELS kernels of equal length in turns, whose code is
-less likely to be in a cache. Each round replays the graphs of all versions one after the other. The result is the time
-of a node, the median over the rounds; the plain kernels are loaded twice.
+A graph has NODES nodes in a row. They launch one kernel, or cycle through KERNELS kernels of equal length, whose code
+is less likely to be in a cache. Each round replays the graphs of all versions one after the other. The result is the
+time of a node, the median over the rounds; the plain kernels are loaded twice.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Graphs:
             gpu.call("cuEventCreate", ctypes.byref(event), 0)
 
     def make(self, functions: list[ctypes.c_void_p], shape: tuple[int, int], is_probed: bool) -> ctypes.c_void_p:
-        """Return an executable graph whose nodes launch these functions in turns."""
+        """Return an executable graph whose nodes cycle through these functions."""
         blocks, threads = shape
         *arrays, buffer = self._data
         arguments = [*arrays, ctypes.c_uint32(blocks * threads), *([buffer] if is_probed else [])]

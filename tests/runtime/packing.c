@@ -5,8 +5,6 @@
 
 #include "hook/probe/probe.h"
 
-int gpt_set_aside(int file) { return file; }
-
 __attribute__((visibility("default"))) void setup(void) {
     hook_zstd_setup(&(struct linker){dlopen, dlclose, dlsym});
 }

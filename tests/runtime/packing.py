@@ -26,7 +26,7 @@ def library(*flags: str) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="gpt-packing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = folder / "packing.so"
-    sources = [RUNTIME / "hook/probe/pack.c", Path(__file__).with_suffix(".c")]
+    sources = [RUNTIME / "hook/probe/pack.c", RUNTIME / "common/descriptors.c", Path(__file__).with_suffix(".c")]
     includes = [f"-I{RUNTIME}", f"-I{RUNTIME}/arch/x86_64", "-include", RUNTIME / "portable.h"]
     line = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Werror", *flags, *includes]
     subprocess.run([*line, "-fPIC", "-shared", *sources, "-o", made], check=True)

@@ -426,7 +426,7 @@ int main(int count, char **words) {
 @pytest.fixture(scope="module")
 def connects(tmp_path_factory):
     source = hooked.ROOT / "runtime"
-    sources = [source / "common" / name for name in ("fd_passing.c", "own.c", "peers.c")]
+    sources = [source / "common" / name for name in ("descriptors.c", "fd_passing.c", "own.c", "peers.c")]
     flags = ["-w", "-D_GNU_SOURCE", *hooked.INCLUDE, "-include", source / "portable.h", *sources]
     folder = tmp_path_factory.mktemp("connects")
     return hooked.compile_c(folder / "connects", CONNECT, *flags, prelude=False)

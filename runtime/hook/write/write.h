@@ -280,11 +280,13 @@ void hook_note_loss(enum loss loss, const char *program, const char *how);
 // Remove all notes and write the text for the worst of them. Returns which loss that was.
 enum loss hook_take_loss(char *text, size_t size);
 
+// Return whether this program may have installed a seccomp filter, which may kill it if we open a file.
+bool hook_may_have_filter(void);
+void hook_filters_setup(void); // at start, when our own files may still be opened
+
 // The final report of gpt-hook's process.
 
 void hook_report_setup(void);
-// Return whether this program may have installed a seccomp filter, which may kill it if we open a file.
-bool hook_may_have_filter(void);
 void hook_report(void); // in the root process: one line that sums up the trace
 
 void hook_report_loss(void); // before the root process becomes a program without the hook
