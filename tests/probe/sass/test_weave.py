@@ -97,6 +97,42 @@ def test_repeated_launch_adds_to_existing_values(name):
                 assert after["stop"] >= before["stop"]
 
 
+SAMPLED = """[map.threads]
+type = "total"
+level = "thread"
+data = {thread = "u64", bits = "u64"}
+
+[probe.all]
+position = "kernel"
+level = "thread"
+sample = "SAMPLE"
+before = '''.reg .u32 %thread;
+.reg .f64 %wide;
+.reg .u16 %short;
+mov.u32 %thread, %tid.x;
+cvt.rn.f64.u32 %wide, %thread;
+cvt.u16.u32 %short, %thread;'''
+after = '''.reg .u64 %one;
+.reg .u64 %other;
+cvt.rzi.u64.f64 %one, %wide;
+cvt.u64.u16 %other, %short;
+SAVE [threads] {%one, %other};'''
+"""
+
+
+@pytest.mark.parametrize("sample", ["block/2", full("warp/2")])
+def test_only_sampled_threads_save_at_exits(sample, tmp_path):
+    """The other threads jump over the snippets, and so use neither the buffer's address nor what the entry sets."""
+    (tmp_path / "sampled.toml").write_text(SAMPLED.replace("SAMPLE", sample))
+    case = CASE["leaving-2x33-5"]
+    _, (found,) = check(case.name, str(tmp_path / "sampled.toml"))
+    saved = {number: record for number, (count, record) in enumerate(found) if count}
+    assert 0 < len(saved) < len(found)
+    units = {number // 33 if sample == "block/2" else (number // 33, number % 33 // 32) for number in saved}
+    assert len(saved) == sum(33 if sample == "block/2" else (32, 1)[unit[1]] for unit in units)
+    assert all(record == [{"thread": n % 33, "bits": n % 33}] for n, record in saved.items())
+
+
 FLOATS = """[map.floats]
 type = "total"
 level = "warp"
