@@ -86,7 +86,7 @@ def ask(folder: Path, name: str) -> dict[str, list[dict[str, str]]]:
     subprocess.run([*command, "--plot", str(OUT / f"collectives-{name}.png")], capture_output=True, check=False)
     done = subprocess.run([*command, "--format", "csv"], capture_output=True, text=True, check=True)
     blocks = [list(csv.DictReader(io.StringIO(block))) for block in done.stdout.split("\n\n")]
-    return dict(zip(("ranks", "waits", "kernels", "around"), blocks, strict=False))
+    return dict(zip(("ranks", "waits", "causes", "phases", "kernels", "around"), blocks, strict=False))
 
 
 def near(value: float, wanted: float, most: float) -> bool:

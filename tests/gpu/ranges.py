@@ -7,7 +7,7 @@
 2. The warp-specialized kernel of tests/runtime/warp_roles.ptx runs with and without warp_ranges. Prints the time of the
    kernel, and checks that all warps recorded the same tiles, and that the ends of their waits are in order.
 
-Exits with 1 if a range is off by more than 350 clocks per barrier, or anything else is wrong. With --device sim, only
+Exits with 1 if a range is off by more than 400 clocks per barrier, or anything else is wrong. With --device sim, only
 the second part runs, and its times mean nothing.
 """
 
@@ -32,7 +32,7 @@ HOOK = ROOT / "gpt" / "_runtime" / "gpt-hook"
 NVCC = Path(os.environ.get("GPT_CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
 OUT = Path(os.environ.get("GPT_GPU_OUT", ROOT / "build" / "gpu"))
 APART, WARPS, TURNS = 10_000, 4, 8  # as in sync_wait.cu
-OFF = 350  # tolerance in clocks per barrier
+OFF = 400  # tolerance in clocks per barrier
 CLAIM = 1000  # ... and for a room: a cluster's warps get theirs after they have arrived
 IN_ORDER = [(WARPS - 1 - warp) * APART for warp in range(WARPS)]
 KNOWN = dict.fromkeys(("bar_sync", "counted", "barrier_sync", "bar_red", "shared", "masked", "cluster"), IN_ORDER)
