@@ -67,8 +67,9 @@ def take_in(
     found = _spread(code, group, found)
     others = Condition("") if floats else _others(code, placed, group)
     _merge(code, placed, address, found, code.spread(code.make("b64", "cvt.u64.u32", count), group), first, others)
+    start = _split(code, placed, address)[0] if floats else address
     for field, value, _ in floats:
-        code.put(f"red.global.add.{field.type} [{address}+{placed.head + field.offset}], {value}", saves)
+        code.put(f"red.global.add.{field.type} [{start}+{placed.head + field.offset}], {value}", saves)
 
 
 def widened(code: Emitter, rows: list[tuple[Field, str, int]]) -> list[_Value]:
@@ -121,15 +122,13 @@ def _merge(
     `others` is the condition that they do. A Condition without a register stands for always, and None for never.
     """
     stored = None
-    if placed.keeps:  # with a repeated launch, the buffer has a record from earlier runs
-        bit = code.once("b64", "and.b64", address, 1)
-        address = code.once("b64", "sub.u64", address, bit)
-        if others is None or others.register:
-            repeats = code.once("pred", "setp.ne.u64", bit, 0)
-            if others:
-                repeats = code.make("pred", "or.pred", repeats, code.positive(others))
-            stored = code.both(Condition(repeats, True), condition)
-            condition = code.both(Condition(repeats), condition)
+    address, bit = _split(code, placed, address)
+    if bit and (others is None or others.register):
+        repeats = code.once("pred", "setp.ne.u64", bit, 0)
+        if others:
+            repeats = code.make("pred", "or.pred", repeats, code.positive(others))
+        stored = code.both(Condition(repeats, True), condition)
+        condition = code.both(Condition(repeats), condition)
     is_counted = placed.head or placed.counted
     fields = [Stored(0, 8, count)] if is_counted else []
     fields += [Stored(placed.head + value.field.offset, value.field.size, value.register) for value in values]
@@ -142,6 +141,16 @@ def _merge(
             combine(code, field, f"[{address}+{placed.head + field.offset}]", register, condition)
     lasts = {placed.head + value.field.offset for value in values if value.field.op == "last"}
     store(code, [one for one in fields if one.at in lasts], address, placed.unit_size, condition)
+
+
+def _split(code: Emitter, placed: PlacedMap, address: str) -> tuple[str, str]:
+    """Return where a unit's record is, and the lowest bit of its address, or "". With a repeated launch, the bit is
+    set: the buffer has a record from earlier runs.
+    """
+    if not placed.keeps:
+        return address, ""
+    bit = code.once("b64", "and.b64", address, 1)
+    return code.once("b64", "sub.u64", address, bit), bit
 
 
 def combine(code: Emitter, field: Field, place: str, register: str, condition: Condition | None) -> None:

@@ -16,6 +16,8 @@ class Renamer:
         self._table = table
         self.fields = [list(table.fields(word)) for word in words]
         self._used = {(field.operand.file, field.number) for some in self.fields for field in some}
+        if any(file == "PR" for file, _ in self._used):  # P2R and R2P name predicates in a mask, which can't be renamed
+            self._used |= {("P", number) for number in _OWN["P"]}
 
     def rename(self, index: int, field: Field, end: int, *, needed: bool = False) -> bool:
         """Give the result that a word writes in a field another register, and return whether that's possible. Words up

@@ -139,12 +139,15 @@ def _names_active(code: Code, index: int) -> bool:
 def _with_own_guards(words: list[int], table: Table) -> list[int]:
     """If a word that a jump skips writes the predicate that decided about the jump, let it write another one."""
     code, renamer = _code(words, table), Renamer(words, table)
+    targets = {one.target // SIZE for one in code if one.target is not None}
     for jump in code:
         guard, end = jump.guard, (jump.target or 0) // SIZE
-        if jump.name != "BRA" or guard.always or any(code[n].entry.target for n in range(jump.index + 1, end)):
+        inside = range(jump.index + 1, end)
+        if jump.name != "BRA" or guard.always or any(code[n].entry.target or n in targets for n in inside):
             continue
-        needed = any(other.reads.P >> guard.predicate & 1 for other in (code[n] for n in range(end, len(code))))
-        for index in range(jump.index + 1, end):
+        after = 0 if _goes_back(code) else end
+        needed = any(other.reads.P >> guard.predicate & 1 for other in (code[n] for n in range(after, len(code))))
+        for index in inside:
             for field in renamer.fields[index]:
                 if field.operand.file == "P" and field.number == guard.predicate:
                     renamer.rename(index, field, end, needed=needed)
@@ -215,8 +218,12 @@ def _is_descriptor(code: Code, register: int, index: int) -> bool:
         one.target is not None and one.name != "BSSY" and (one.index < last < one.target // SIZE <= index)
         for one in code
     )
-    back = any(one.target is not None and one.target <= one.offset for one in code)
-    return not (code[last].word ^ load) & ~CONTROL and not skipped and not back
+    return not (code[last].word ^ load) & ~CONTROL and not skipped and not _goes_back(code)
+
+
+def _goes_back(code: Code) -> bool:
+    """Return whether a jump leads to an earlier word."""
+    return any(one.target is not None and one.target <= one.offset for one in code)
 
 
 def _only_describes(code: Code, index: int, register: int) -> bool:

@@ -37,7 +37,7 @@ from gpt.probe.sass.lowering import Lowerer
 from gpt.probe.sass.schedule import reorder
 from gpt.probe.sass.shipped import Shipped
 from gpt.probe.sass.shorten import shorten
-from gpt.probe.sass.waits import announce, await_reads, await_results, space
+from gpt.probe.sass.waits import announce, await_reads, await_results, find_unawaited, space
 from gpt.sass.check_words import FORBIDDEN, is_collective
 from gpt.sass.code import Code
 from gpt.sass.graph import make_graph
@@ -50,7 +50,7 @@ from gpt.sass.woven import Snippet
 if TYPE_CHECKING:
     from gpt.asm.find import Tool, Tools
 
-FORMAT = b"10"  # version of the cache's format
+FORMAT = b"11"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
@@ -198,6 +198,7 @@ def make_compiled(
     body, wait = announce([*_announced(loaded.values(), words), *words[:-1]], table)
     body = reorder(body, table, at_exit=at_exit, returned=(1 << returned) - 1 << FIRST)
     body = space(await_results(await_reads(body, table), table), table)
+    wait |= find_unawaited(body, table) & ~control_of(words[-1]).wait  # a path may not use an address
     plain = [word & ~CONTROL for word in body]
     return Compiled(
         Snippet(tuple(body), Registers(R=inputs & ~sum(3 << at for at in loaded))),

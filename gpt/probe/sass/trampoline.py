@@ -141,6 +141,7 @@ class Splicer:
             has_stack = index > max(0, self.lowered) and self._has_usual_entry
             saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
             saveable |= self._steady & ~busy
+            saveable &= ~_find_sources(piece)  # which are read after others have been saved and overwritten
             try:
                 return choose(piece.compiled, piece.pairs, fixed, written, Room(free, saveable))
             except CannotProbe:
@@ -275,3 +276,11 @@ class Splicer:
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
+
+
+def _find_sources(piece: Piece) -> int:
+    """Return the general registers from which values are passed to a snippet."""
+    found = 0
+    for one in piece.given:
+        found |= ((1 << one.count) - 1) << (RZ if one.register is None else one.register)
+    return found & _R

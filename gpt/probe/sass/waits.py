@@ -110,6 +110,16 @@ def await_results(words: list[int], table: Table) -> list[int]:
     return found
 
 
+def find_unawaited(words: list[int], table: Table) -> int:
+    """Return the barriers of results that may be in flight where the words end, after their last word or at a RET."""
+    code = Code(dump_words([*words, _END]), table)
+    found = 0
+    for one, flight in zip(code, in_flight_before(code, make_graph(code)), strict=True):
+        if flight is not None and (one.name == "RET" or one.index == len(words)):
+            found |= sum(1 << barrier for barrier in range(BARRIERS) if flight.writes[barrier]) & ~one.control.wait
+    return found
+
+
 def space(words: list[int], table: Table) -> list[int]:
     """Lengthen stalls, which can be up to 15 cycles, until they're sufficient for results of IMAD.WIDE, and for all
     results of fixed latency that are read after an R2UR.

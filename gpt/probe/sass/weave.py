@@ -241,8 +241,9 @@ class _Weaver:
 
     def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
         """Return the code that sets kept values that no snippet at the entry sets."""
+        always = [use for use, _ in uses if not use.probe.sample]
         written = {
-            f"{use.file}:{name}" for use, _ in uses for line in use.snippet.lines for name in written_by(line.node)
+            f"{use.file}:{name}" for use in always for line in use.snippet.lines for name in written_by(line.node)
         }
         pieces = []
         for name, place in kept.items():

@@ -12,7 +12,7 @@ from gpt.base.cache import Cache
 from gpt.packaging.snippets import PROBES, Texts, list_statements
 from gpt.probe.read.load import load_all
 from gpt.probe.sass import schedule, snippets
-from gpt.probe.sass.glue import PLAIN, load_descriptor, load_parameter, move
+from gpt.probe.sass.glue import PLAIN, load_descriptor, load_parameter, move, save_predicates
 from gpt.probe.sass.schedule import reads_clock, reorder
 from gpt.probe.sass.shorten import DESCRIPTOR, shorten
 from gpt.probe.sass.snippets import Compiler
@@ -27,6 +27,7 @@ TABLE = table_of("sm_90")
 RET = 0x950 | PLAIN | 20 << 24 | PT << 87
 VOTE = 0x806 | PLAIN | 0x038E0100 << 64
 BSSY, BSYNC, BRA = 0x945 | PLAIN, 0x941 | PLAIN, 0x947 | PLAIN | PT << 87
+COMPARE = 0x20C | PLAIN | 5 << 32 | (PT << 84 | PT << 87 | 2 << 76 | 7 << 68)  # ISETP P0
 STORE = 0x986 | PLAIN | 1 << 72 | 0xC1019 << 72
 
 
@@ -129,6 +130,14 @@ def test_slow_results_are_requested_before_any_is_awaited(straight):
     assert len(slow) >= 8 and max(slow) < min(waits)
 
 
+def test_a_predicate_that_a_mask_names_keeps_its_number():
+    """P2R doesn't name its predicates one by one."""
+    words = [COMPARE | 4 << 24, save_predicates(8, 1), COMPARE | 6 << 24, save_predicates(9, 1), STORE | 8 << 32]
+    found = [word & ~CONTROL for word in reorder(words, TABLE, at_exit=True)]
+    order = [found.index(word & ~CONTROL) for word in words]
+    assert order[:4] == sorted(order[:4])
+
+
 def jump(index, target, word=BRA, form="split"):
     return with_target(word, form, SIZE * index, SIZE * target)
 
@@ -145,6 +154,22 @@ def test_a_guard_replaces_a_jump_over_a_store():
     found = shorten(words, TABLE)
     assert names(found) == ["MOV", "STG", "RET"]
     assert found[1] >> 12 & 15 == 8, "@!P0"
+
+
+USE = with_guard(move(8, 9), Guard(0, False))
+
+
+@pytest.mark.parametrize("others, is_own", [([], True), ([jump(3, 0)], False), ([jump(3, 2)], False)])
+def test_a_skipped_comparison_gets_its_own_predicate_only_if_no_other_path_needs_it(others, is_own):
+    """`others` jump back: to the jump that reads the predicate, or to a word among the skipped ones."""
+    words = [
+        with_guard(jump(0, 3), Guard(0, False)),
+        COMPARE,
+        USE,
+        *(with_guard(w, Guard(3, False)) for w in others),
+        RET,
+    ]
+    assert (shorten(words, TABLE)[1] != COMPARE) == is_own
 
 
 @pytest.mark.parametrize("between", [[], [jump(1, 2)]])

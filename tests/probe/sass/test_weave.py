@@ -97,6 +97,73 @@ def test_repeated_launch_adds_to_existing_values(name):
                 assert after["stop"] >= before["stop"]
 
 
+SAMPLED = """[map.threads]
+type = "total"
+level = "thread"
+data = {thread = "u64", bits = "u64"}
+
+[probe.all]
+position = "kernel"
+level = "thread"
+sample = "SAMPLE"
+before = '''.reg .u32 %thread;
+.reg .f64 %wide;
+.reg .u16 %short;
+mov.u32 %thread, %tid.x;
+cvt.rn.f64.u32 %wide, %thread;
+cvt.u16.u32 %short, %thread;'''
+after = '''.reg .u64 %one;
+.reg .u64 %other;
+cvt.rzi.u64.f64 %one, %wide;
+cvt.u64.u16 %other, %short;
+SAVE [threads] {%one, %other};'''
+"""
+
+
+@pytest.mark.parametrize("sample", ["block/2", full("warp/2")])
+def test_only_sampled_threads_save_at_exits(sample, tmp_path):
+    """The other threads jump over the snippets, and so use neither the buffer's address nor what the entry sets."""
+    (tmp_path / "sampled.toml").write_text(SAMPLED.replace("SAMPLE", sample))
+    case = CASE["leaving-2x33-5"]
+    _, (found,) = check(case.name, str(tmp_path / "sampled.toml"))
+    saved = {number: record for number, (count, record) in enumerate(found) if count}
+    assert 0 < len(saved) < len(found)
+    units = {number // 33 if sample == "block/2" else (number // 33, number % 33 // 32) for number in saved}
+    assert len(saved) == sum(33 if sample == "block/2" else (32, 1)[unit[1]] for unit in units)
+    assert all(record == [{"thread": n % 33, "bits": n % 33}] for n, record in saved.items())
+
+
+FLOATS = """[map.floats]
+type = "total"
+level = "warp"
+data = {sum = "f32", wide = "f64"}
+
+[probe.end]
+position = "kernel"
+level = "warp"
+after = '''.reg .u32 %thread;
+.reg .f32 %number;
+.reg .f64 %wide;
+mov.u32 %thread, %tid.x;
+cvt.rn.f32.u32 %number, %thread;
+cvt.rn.f64.u32 %wide, %thread;
+SAVE [floats] {%number, %wide};'''
+"""
+
+
+def test_repeated_launch_adds_floats(tmp_path):
+    """The lowest bit of the buffer's address, which says that the launch is repeated, isn't part of any address."""
+    (tmp_path / "floats.toml").write_text(FLOATS)
+    case = CASE["groups-2x50-5"]
+    made, (found,) = check(case.name, str(tmp_path / "floats.toml"))
+    assert made.maps[0].keeps == "sum"
+    sums = [sum(range(32)), sum(range(32, 50))] * 2
+    assert found == [(count, [{"sum": n, "wide": n}]) for count, n in zip([32, 18] * 2, sums, strict=True)]
+    twice = running.run(case, made, before=running.run(case, made))
+    found = running.records(case, made.maps[0], twice.buffers[0])
+    assert found == [(2 * count, [{"sum": 2 * n, "wide": 2 * n}]) for count, n in zip([32, 18] * 2, sums, strict=True)]
+
+
 def test_where_registers_are_short_the_stack_holds_values():
     made, _ = check("stack-2x33-5", "warp_sched")
     assert made.needs["stack"] > made.needs["stack_before"]
