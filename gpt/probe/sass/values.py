@@ -15,11 +15,17 @@ def written_by(node: tree.Instruction | tree.Label | Save) -> set[str]:
     return set()
 
 
+def jumps(use: PlacedSnippet) -> bool:
+    """Return whether a snippet may jump over some of its statements."""
+    return any(isinstance(line.node, tree.Label) for line in use.snippet.lines)
+
+
 def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> dict[str, str]:
     """Return the registers of a file that have the same constant value wherever a snippet begins.
 
     That's the value to which the snippet at the entry sets the register, or its initial value. No other snippet may
-    change the register, except one at the exits, provided that no other snippet uses the register.
+    change the register, except one at the exits, provided that no other snippet uses the register. If the snippet at
+    the entry jumps, or only some of the snippets are sampled, it may not set the register for the others.
     """
     found: dict[str, str] = {}
     distinct = {(id(use.snippet), use.place.kind): use for use in uses}
@@ -28,12 +34,13 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
         name = register.name
         values: set[str | None] = {names.initial[name]} if name in names.initial else set()
         users: set[int] = set()
+        samples = {use.probe.sample for use, _, named in lines if name in named}
         is_changed = is_kept = False
         for use, node, named in lines:
             if name not in named:
                 continue
             if use.place.kind == "entry":
-                values.add(_constant(node))
+                values.add(None if jumps(use) else _constant(node))
                 continue
             users.add(id(use.snippet))
             if isinstance(node, tree.Instruction) and node.operands and name in set(names_of(node.operands[0])):
@@ -41,7 +48,7 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
                 is_kept |= use.place.kind not in ("exit", "leave")
         value = next(iter(values)) if len(values) == 1 else None
         alone = not is_changed or (not is_kept and len(users) == 1)
-        if alone and value is not None and names.types[name] != "pred":
+        if alone and len(samples) == 1 and value is not None and names.types[name] != "pred":
             found[name] = value
     return found
 

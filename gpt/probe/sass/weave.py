@@ -44,7 +44,7 @@ from gpt.probe.sass.shared import share_variables
 from gpt.probe.sass.snippets import VERSION, Compiler
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
 from gpt.probe.sass.trampoline import Splicer
-from gpt.probe.sass.values import written_by
+from gpt.probe.sass.values import jumps, written_by
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
 from gpt.sass.graph import UnboundedError
@@ -241,7 +241,7 @@ class _Weaver:
 
     def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
         """Return the code that sets kept values that no snippet at the entry sets."""
-        always = [use for use, _ in uses if not use.probe.sample]
+        always = [use for use, _ in uses if not use.probe.sample and not jumps(use)]
         written = {
             f"{use.file}:{name}" for use in always for line in use.snippet.lines for name in written_by(line.node)
         }

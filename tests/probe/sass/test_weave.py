@@ -133,6 +133,47 @@ def test_only_sampled_threads_save_at_exits(sample, tmp_path):
     assert all(record == [{"thread": n % 33, "bits": n % 33}] for n, record in saved.items())
 
 
+SOMETIMES = """[map.threads]
+type = "total"
+level = "thread"
+data = {value = "u64"}
+
+[probe.some]
+position = "kernel"
+level = "thread"
+SAMPLE
+before = '''.reg .u64 %value;
+BEFORE'''
+
+[probe.all]
+position = "kernel"
+level = "thread"
+after = '''.reg .u64 %more;
+add.u64 %more, %value, 1;
+SAVE [threads] {%more};'''
+"""
+JUMP = """.reg .pred %is_odd;
+.reg .u32 %part;
+mov.u32 %part, %tid.x;
+and.b32 %part, %part, 1;
+setp.eq.u32 %is_odd, %part, 1;
+@%is_odd bra $Lodd;
+mov.u64 %value, 5;
+$Lodd:"""
+
+
+@pytest.mark.parametrize("sample, before", [('sample = "block/2"', "mov.u64 %value, 5;"), ("", JUMP)])
+def test_a_register_that_the_entry_sets_in_some_threads_is_no_constant(sample, before, tmp_path):
+    (tmp_path / "some.toml").write_text(SOMETIMES.replace("SAMPLE", sample).replace("BEFORE", before))
+    case = CASE["leaving-2x33-5"]
+    _, (found,) = check(case.name, str(tmp_path / "some.toml"))
+    values = [record["value"] for _, (record,) in found]
+    if sample:
+        assert sorted(values) == [1] * 33 + [6] * 33
+    else:
+        assert values == [1 if number % 33 % 2 else 6 for number in range(66)]
+
+
 FLOATS = """[map.floats]
 type = "total"
 level = "warp"
