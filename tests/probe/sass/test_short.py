@@ -1,6 +1,6 @@
 """Snippets get the values that they're given, even if registers are short."""
 
-from tests.probe.sass.test_weave import check, sites
+from tests.probe.sass.compared import check, sites
 
 KEPT = """[map.kept]
 type = "total"
