@@ -2,6 +2,9 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -113,3 +116,31 @@ def test_shell_scripts_judge_the_folder_alike():
     """Each script is installed as a single file, so all three contain the same function."""
     scripts = [(ROOT / "bin" / name).read_text() for name in ("gpt-debloat", "gpt-negativa", "gpt-trace")]
     assert len({re.findall(r"^place\(\) \{.*?^\}", text, re.M | re.S)[0] for text in scripts}) == 1
+
+
+INTERRUPTED = """
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from gpt.base import scratch, signals
+
+class Stack(ExitStack):
+    def _push_cm_exit(self, *given):  # where the stack gets to know of the folder
+        os.kill(os.getpid(), signal.SIGINT)
+        super()._push_cm_exit(*given)
+
+signals.catch()
+try:
+    with Stack() as stack:
+        scratch.enter_scratch(stack, "made.", Path(sys.argv[1]))
+except signals.Terminated as ended:
+    signals.die(ended.number)  # as a stage does
+"""
+
+
+def test_a_signal_before_a_stack_knows_of_a_folder_does_not_leave_it(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, place], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    assert os.listdir(place) == []

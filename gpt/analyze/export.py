@@ -22,7 +22,7 @@ from gpt.analyze.lib.command import Analysis
 from gpt.base.errors import UsageError
 from gpt.base.options import Option
 from gpt.base.outputs import check_free, take_name
-from gpt.base.scratch import scratch_folder
+from gpt.base.scratch import enter_scratch
 from gpt.stream.stage import DASH, FLUSH_BYTES, Stage
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Export:
         from gpt.export.targets import Targets
 
         if self._output == DASH:
-            folder = self._stack.enter_context(scratch_folder("gpt-export."))
+            folder = enter_scratch(self._stack, "gpt-export.")
         else:
             check_free(self._output, self._form is ExportFormat.parquet)
-            folder = self._stack.enter_context(scratch_folder(PREFIX, self._output.parent))
+            folder = enter_scratch(self._stack, PREFIX, self._output.parent)
         self._path = Path(folder.working, NAMES[self._form])
         if self._form is ExportFormat.parquet:
             self._path.mkdir()

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,12 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Scratch]
     finally:
         if made:
             _remove(made)
+
+
+def enter_scratch(stack: ExitStack, prefix: str, parent: Path | None = None) -> Scratch:
+    """Make a folder that the end of `stack` removes, even if a signal arrives before the stack knows of it."""
+    with signals.held():
+        return stack.enter_context(scratch_folder(prefix, parent))
 
 
 def _remove(made: Scratch) -> None:

@@ -50,11 +50,14 @@ def release() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Delay signals until the end of the block, which should be short.
+    """Delay signals until the end of the block, which should be short, or of the outermost such block.
 
     This protects Python's own locks in threads, futures and pools: an exception at the wrong moment leaves them locked.
     """
     global _are_held, _held
+    if _are_held:
+        yield
+        return
     _are_held = True
     try:
         yield

@@ -102,7 +102,7 @@ class Surroundings:
 
     @cached_property
     def joins(self) -> set[int]:
-        """The instructions after the kernel's own code to which branches there jump."""
+        """The instructions in the code after the kernel's own that are targets of branches in that code."""
         code, first = self.new, len(self.original.code)
         branches = {number for number, decoder in code.used.items() if decoder.entry.name == "BRA"}
         found = {code[index].target for index in range(first, len(code)) if code.opcodes[index] in branches}
@@ -113,7 +113,7 @@ class Surroundings:
         return sorted(self.joins)
 
     def list_joins(self, trampoline: Trampoline) -> list[int]:
-        """Return the instructions of a trampoline to which branches behind the kernel jump."""
+        """Return the instructions of a trampoline that are targets of such branches."""
         ordered = self._ordered_joins
         return ordered[bisect_left(ordered, trampoline.start) : bisect_left(ordered, trampoline.end)]
 

@@ -22,7 +22,7 @@ from gpt.base.errors import GptError, UsageError
 from gpt.base.install import missing_package
 from gpt.base.outputs import replacing
 from gpt.base.printable import printable
-from gpt.base.scratch import scratch_folder
+from gpt.base.scratch import enter_scratch
 from gpt.screen.density import height_of
 from gpt.screen.flame import depth_of
 from gpt.screen.forms import FORMS, GRAY, Columns, Record, choose_bars
@@ -61,7 +61,7 @@ def _private_settings() -> Iterator[None]:
                 raise FileNotFoundError
             make_private(folder)
         except OSError:
-            folder = kept.enter_context(scratch_folder("gpt-fonts-")).path
+            folder = enter_scratch(kept, "gpt-fonts-").path
         os.environ["MPLCONFIGDIR"] = str(folder)
         yield
 

@@ -156,22 +156,22 @@ class Gpu:
         self.call("cuFuncSetAttribute", function, 8, shared)
         return function
 
-    def time(self, launch: Any) -> float:
-        """Return the microseconds of a launch."""
+    def time(self, launch: Any, times: int = TIMES, stream: Any = None) -> float:
+        """Return the microseconds of a launch, over several launches in a row after another one."""
         events = ctypes.c_void_p(), ctypes.c_void_p()
         for event in events:
             self.call("cuEventCreate", ctypes.byref(event), 0)
         launch()
-        self.call("cuEventRecord", events[0], None)
-        for _ in range(TIMES):
+        self.call("cuEventRecord", events[0], stream)
+        for _ in range(times):
             launch()
-        self.call("cuEventRecord", events[1], None)
+        self.call("cuEventRecord", events[1], stream)
         self.call("cuEventSynchronize", events[1])
         ms = ctypes.c_float()
         self.call("cuEventElapsedTime", ctypes.byref(ms), *events)
         for event in events:
             self.call("cuEventDestroy_v2", event)
-        return ms.value * 1000 / TIMES
+        return ms.value * 1000 / times
 
 
 def measure(gpu: Gpu, job: str, made: Any, data: dict[str, ctypes.c_uint64]) -> dict[Any, list[float]]:

@@ -18,6 +18,7 @@ import pickle
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,8 @@ class Graphs:
         self.gpu = gpu
         self._kept: list[Any] = []
         self._data = [gpu.memory(1 << 22) for _ in range(4)]
-        self._stream, self._events = ctypes.c_void_p(), (ctypes.c_void_p(), ctypes.c_void_p())
+        self._stream = ctypes.c_void_p()
         gpu.call("cuStreamCreate", ctypes.byref(self._stream), 1)
-        for event in self._events:
-            gpu.call("cuEventCreate", ctypes.byref(event), 0)
 
     def make(self, functions: list[ctypes.c_void_p], shape: tuple[int, int], is_probed: bool) -> ctypes.c_void_p:
         """Return an executable graph whose nodes cycle through these functions."""
@@ -145,17 +144,9 @@ class Graphs:
         return executable
 
     def time(self, graph: ctypes.c_void_p) -> float:
-        """Return the microseconds of a node, over two replays after another one."""
-        begin, end = self._events
-        self.gpu.call("cuGraphLaunch", graph, self._stream)
-        self.gpu.call("cuEventRecord", begin, self._stream)
-        for _ in range(2):
-            self.gpu.call("cuGraphLaunch", graph, self._stream)
-        self.gpu.call("cuEventRecord", end, self._stream)
-        self.gpu.call("cuStreamSynchronize", self._stream)
-        ms = ctypes.c_float()
-        self.gpu.call("cuEventElapsedTime", ctypes.byref(ms), begin, end)
-        return ms.value * 1000 / 2 / NODES
+        """Return the microseconds of a node."""
+        replay = partial(self.gpu.call, "cuGraphLaunch", graph, self._stream)
+        return self.gpu.time(replay, 2, self._stream) / NODES
 
 
 def run(out: Path) -> None:

@@ -40,10 +40,10 @@ def test_spans_arrows_search_and_notes(tmp_path):
             (label, round(begin - ZERO) // US, round(took) // US, *more)
             for label, begin, took, *more in shown.ask(SPANS)
         ]
-        shape = "grid 1 x 2 x 3, block 32 x 4 x 1, 128 bytes of shared memory"
+        shape = "grid 1 x 2 x 3, block 32 x 4 x 1, 128 bytes of shared memory\nrange: step"
         assert ("default stream", 16, 20, "add(float*, int)", shape) in spans
         assert ("thread 1", 0, 100, "step", "") in spans
-        assert ("", 1, 9, "cuMemcpyHtoD", "4,096 bytes") in spans  # inside the range
+        assert ("", 1, 9, "cuMemcpyHtoD", "4,096 bytes\nrange: step") in spans
         assert len(spans) == 13
         names = "view.timeline.names[view.timeline.name[i]]"
         call_ = f"[...Array({len(spans)}).keys()].find((i) => {names} == 'cuGraphLaunch')"

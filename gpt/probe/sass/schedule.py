@@ -35,9 +35,8 @@ SLOW = {  # estimated cycles until the result arrives
 _KNOWN = {  # instructions that may be reordered: they only compute, or access memory that no barrier orders
     *("IADD3", "IMAD", "MOV", "LOP3", "SHF", "SEL", "LEA", "IABS", "ISETP", "PLOP3", "IMNMX", "VIADD", "VIMNMX"),
     *("PRMT", "P2R", "R2P", "HFMA2", "CS2R", "S2R", "S2UR", "LDC", "POPC", "FLO", "BREV", "R2UR", "VOTE", "VOTEU"),
-    *("REDUX",),
     *("UIADD3", "UIMAD", "ULOP3", "USHF", "ULEA", "UMOV", "UISETP", "USEL", "UPLOP3", "ULDC", "UPOPC", "UFLO"),
-    *("STG", "REDG"),
+    *("STG", "REDG", "REDUX"),
 }
 _CLOCKS = set(range(80, 88))  # special registers that are clocks
 _SOURCE = 72  # the bit at which the number of a special register begins

@@ -1,7 +1,7 @@
 """Shorten what ptxas compiled for a snippet.
 
-- A jump over a few words, between a BSSY and its BSYNC, becomes their guard. ptxas never gives a guard to a reduction
-  in memory.
+- Words that a jump skips, between a BSSY and its BSYNC, get a guard instead of the jump. ptxas never gives a guard to a
+  reduction in memory.
 
       BSSY B0, L
       @P0 BRA M              @!P0 REDG [R6], R12

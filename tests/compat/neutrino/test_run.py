@@ -311,7 +311,7 @@ def test_interrupt_of_hanging_analysis(tmp_path):
         (["-p", "dmat", "-t", "block_sched", "true"], 2, "--tool cannot be combined with --probe"),
         (["-p", "dmat", "--tracedir", "a", "--trace", "b", "true"], 2, "--trace cannot be combined with --tracedir"),
         (["-p", "absent", "true"], 4, "absent: no such probe file, and not a tool (bank_conflict, block_sched, "),
-        (["-p", "absent", "true"], 4, ", tensorop_count, value_range, warp_progress, warp_sched)"),
+        (["-p", "absent", "true"], 4, ", tensorop_count, value_range, warp_progress, warp_ranges, warp_sched)"),
         (["-p", "dmat", "--callback", "absent.py", "true"], 4, "absent.py: no such analyze hook"),
         (["-p", "dmat", "--driver", "absent", "true"], 4, "absent: no such driver"),
         (["-p", "dmat", "--python", "absent", "true"], 4, "absent: no such Python"),
