@@ -252,7 +252,7 @@ def test_forms_that_ptxas_refuses_are_refused_with_a_reason(ptxas, tmp_path, lin
 
 
 def test_volatile_local_memory_needs_a_version():
-    """NVVM 13.2 and later writes such loads. ptxas 13.5: "'ld/st with .local.volatile' requires PTX ISA .version 9.1"."""
+    """NVVM 13.5 writes such loads. ptxas 13.5 says that they require version 9.1; older ones refuse them."""
     lines = ["ld.volatile.local.u32 %u32_1, [%b64_1];", "st.volatile.local.v2.u32 [%b64_1], {%u32_1, %u32_2};"]
     assert forms.ours(lines, "sm_90a", "9.1") == ["", ""]
     assert all("needs .version 9.1" in reason for reason in forms.ours(lines, "sm_90a", "9.0"))
