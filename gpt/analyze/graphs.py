@@ -108,7 +108,7 @@ def graphs(trace: TraceModel) -> Answers:
     if not found:
         return
     times, spans = _gpu_times(trace, found), _spans(trace, found)
-    rows, kernels = [], []
+    rows, kernels, lacking = [], [], Counter[str]()
     for graph in found:
         took = times[graph.number]["duration"] if graph.number in times else None
         gpu = (float(took.sum()), median(took), float(took.max())) if took is not None else (None,) * 3
@@ -128,6 +128,9 @@ def graphs(trace: TraceModel) -> Answers:
         whole = sum(span for *_, span in own.values())
         for name, (count, probed, timed, span) in own.items():
             known = (span, span / timed, 100 * span / (whole or 1)) if timed else (None,) * 3
+            lacking["probes"] += not probed
+            lacking["times"] += probed > 0 == timed
+            lacking["some"] += 0 < timed < probed
             kernels.append((name, graph.number, count, count * len(graph.calls), probed or None, *known))
     replays = Replays()
     for process in trace.processes:
@@ -144,8 +147,17 @@ def graphs(trace: TraceModel) -> Answers:
     verdict = []
     if not spans:
         verdict.append(f"no kernel times in replays: 'gpt-hook run -p {MAP}' records them")
-    elif missing := sum(1 for row in kernels if row[4] is None):
-        verdict.append(f"{missing:,} of these kernels {'has' if missing == 1 else 'have'} no times from probe {MAP}")
+    else:
+        told = {
+            "probes": f"no times from probe {MAP}",
+            "times": "probes, but no times: only sums were kept, or clocks can't be compared; shares leave them out",
+            "some": "times for some launches only, which time, mean and share are about",
+        }
+        verdict += [
+            f"{count:,} of these kernels {'has' if count == 1 else 'have'} {told[what]}"
+            for what, count in lacking.items()
+            if count
+        ]
     if zero := sum(1 for row in kernels if row[2] == 0):
         what = amount(zero, "kernel")
         verdict.append(f"not counted: launches of {what} in conditional or disabled nodes; only probes count them")

@@ -62,21 +62,24 @@ def choose_bars(plot: Record, columns: Columns) -> tuple[list[int], list[int]]:
 
 
 def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:
-    """Draw bars with names and values, and a gray bar for the rest."""
+    """Draw bars with names and values, and a pale bar for the rest, unless the values are ratios."""
     import numpy as np
 
     places, rest = choose_bars(plot, columns)
     names = _label_bars(plot, columns, told, places) + ([f"and {len(rest):,} more"] if rest else [])
     shown = [name for name in plot["y"] if np.nan_to_num(columns[name][places]).any()] or plot["y"][:1]
     values = np.stack([columns[name][places] for name in shown])
-    if rest:
-        values = np.column_stack((values, [np.nansum(columns[name][rest]) for name in shown]))
     first = told[plot["y"][0]]
+    if rest:
+        sums = [np.nan if is_ratio(first) else np.nansum(columns[name][rest]) for name in shown]
+        values = np.column_stack((values, sums))
     unit, scale = unit_of(first.get("unit", ""), float(np.nanmax(np.abs(values), initial=0)))
     left = np.zeros(len(names))
     for number, (name, row) in enumerate(zip(shown, values, strict=True)):
         title = told[name].get("title", name)
-        drawn = axes.barh(range(len(names)), row / scale, left=left, height=0.8, label=title, color=hue(number))
+        drawn = axes.barh(
+            range(len(names)), np.nan_to_num(row) / scale, left=left, height=0.8, label=title, color=hue(number)
+        )
         if rest:
             drawn[-1].set_alpha(PALEST)
         left += np.nan_to_num(row) / scale
@@ -103,6 +106,11 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
         axes.set_xlabel(axis(first, ""))
     if len(shown) > 1:
         legend(axes)
+
+
+def is_ratio(column: Record) -> bool:
+    """Return whether a column's values can't be added up: floating-point numbers without a unit, or percentages."""
+    return str(column.get("type", "")).startswith("f") and column.get("unit", "") in ("", "%")
 
 
 def _draw_stack(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Record]) -> None:

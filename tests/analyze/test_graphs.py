@@ -66,6 +66,14 @@ def test_times_of_replays_and_of_the_kernels_in_them(tmp_path):
     short = [forge.buffer(number, warp(100, 300) * 2) for number in range(3)]  # the warps end immediately
     rows = ask("graphs", forge.trace(card, *segment, MAP, *codes, *probed, *short)).rows["kernels"]
     assert [(r["kernel"], r["time"]) for r in rows] == [("k1", 1200), ("k2", 600)]
+    gone = [forge.buffer(number, b"", lost="only sums") | {"size": 80} for number in (1, 2)]
+    found = ask("graphs", forge.trace(*segment, MAP, *codes, *probed, saved[0], *gone))
+    assert [(r["kernel"], r["probed"], r.get("time"), r.get("mean")) for r in found.rows["kernels"]] == [
+        ("k1", 2, 600, 600), ("k2", 1, None, None)
+    ]  # fmt: skip
+    assert [line.partition(",")[0] for line in found.verdicts["kernels"]] == [
+        "1 of these kernels has probes", "1 of these kernels has times for some launches only"
+    ]  # fmt: skip
 
 
 def test_kernels_of_one_name_are_one_row():

@@ -59,7 +59,8 @@ for number in range(rounds):
     events[number][1].record()
     torch.cuda.synchronize()
 took = sum(a.elapsed_time(b) for a, b in events)
-print("SAID", json.dumps({"rank": rank, "spun": spun * 1e3, "took": took * 1e6}), flush=True)
+said = json.dumps({"rank": rank, "spun": spun * 1e3, "took": took * 1e6})
+print(f"SAID {said}\\n", end="", flush=True)  # a single write, even if Python's output isn't buffered
 dist.destroy_process_group()
 """
 

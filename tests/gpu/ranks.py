@@ -1,4 +1,8 @@
-"""Train a transformer of GPT-2's size in two ranks, with NVTX ranges: `torchrun --nproc-per-node=2 ranks.py [STEPS]`.
+"""Train a transformer of GPT-2's size in two ranks, with NVTX ranges:
+
+    torchrun --nproc-per-node=2 ranks.py [STEPS [digest]]
+
+With `digest`, each rank also prints a digest of its weights at the end, and PyTorch uses deterministic algorithms.
 
 Each rank has its own GPU, or both share the only one. NCCL doesn't let ranks of one host share a GPU, so each rank then
 claims to be on its own host. Data goes through sockets in that case, and the ranks' kernels take turns.
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from probe_workload import WORDS, Layer
+from probe_workload import WORDS, Layer, digest
 from torch import nn
 from torch.nn import functional
 
@@ -51,8 +55,9 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def main(steps: int) -> None:
+def main(steps: int, exact: bool) -> None:
     """Train on the rank's own tokens, and print the loss of each step."""
+    torch.use_deterministic_algorithms(exact, warn_only=True)
     torch.manual_seed(1)
     rank = join()
     model = nn.parallel.DistributedDataParallel(Model().to("cuda", torch.bfloat16))
@@ -70,8 +75,10 @@ def main(steps: int) -> None:
                 optimizer.zero_grad()
             with named("loss"):
                 print(f"rank {rank} step {step} loss {loss.item():.4f}", flush=True)
+    if exact:
+        print(f"rank {rank} weights {digest(*model.parameters())}", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else 4)
+    main(int(sys.argv[1]) if sys.argv[1:] else 4, "digest" in sys.argv)

@@ -40,8 +40,11 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # name -> options 
     "train": ((*probes("block_sched"), "--gpu-time", "--launch-skip", "1", "--launch-count", "1"), TRAIN),
     "bytes": ((*probes("gmem_bytes", "tensorop_count"), "--gpu-time", "--launch-count", "2"), TRAIN),
     "times": ((*probes("gmem_bytes"), "--benchmark", "--launch-count", "4"), TRAIN),
-    "attention_times": ((*probes("gmem_bytes", "tensorop_count", "block_sched"), "--gpu-time"), ATTENTION),
-    "need": ((*probes("dmat"), "--memusage"), GENERATE),
+    "attention_times": (
+        (*probes("gmem_bytes", "tensorop_count", "block_sched"), "-k", "attention", "--gpu-time"),
+        ATTENTION,
+    ),
+    "need": ((*probes("dmat"), "-k", "triton", "--memusage"), GENERATE),
     "dmat": ((*probes("dmat"), "-k", "attention", "--launch-count", "1"), ATTENTION),
     "warps": (
         (

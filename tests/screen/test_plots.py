@@ -45,6 +45,14 @@ def test_as_many_bars_as_there_is_room_for(tmp_path):
     assert {"k39", "k10", "and 10 more", "1.04\N{MICRO SIGN}s"} <= {*texts} and "k9" not in texts
 
 
+@pytest.mark.parametrize("unit", ["", "%", "ns"])
+def test_ratios_are_not_added_up(unit, tmp_path):
+    column = Column("slow", "f64", unit)
+    texts = drawn(tmp_path, [NAME, column], [(f"k{n}", 1.0 + n) for n in range(40)], plot("bars", "name", "slow"))
+    added = {"55", "55 %", "55ns", "55.0ns"} & {*texts}
+    assert "and 10 more" in texts and bool(added) == (unit == "ns")
+
+
 def test_bars_of_several_parts_stay_in_their_order(tmp_path):
     columns = [NAME, TIME, TIME._replace(name="more")]
     texts = drawn(tmp_path, columns, [("a", 1, 1), ("b", 9, 9)], plot("bars", "name", "time", "more"))

@@ -347,17 +347,17 @@ struct save { // a launch with probes: its parameters, and where its buffers are
     char *block;                       // parameters at their offsets
     uint64_t prologue;                 // ticks before the launch
     uint64_t needed;                   // bytes, with --memusage
-    uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
-    uint64_t sizes[MOST_MAPS];         // bytes of each map's buffer
-    uint8_t numbers[MOST_MAPS];        // the number in the lowest bits of a log's address
+    uint64_t *sizes;                   // bytes of each map's buffer
+    uint8_t *numbers;                  // the number in the lowest bits of each log's address
     uint32_t shared;                   // bytes of dynamic shared memory with room for maps; 0: without
-    CUlaunchConfig config;             // the program's configuration, except for that
-    uint64_t given;                    // the argument that this replaces
-    struct demand *demand;             // NULL without a growing log
-    bool reduced;                      // only `sums` are written, which hook_reduce found
-    const uint64_t *sums;              // valid until its next call
     uint32_t grid[3];                  // blocks
-    void *arguments[];                 // pointers to the values, which follow, as cuLaunchKernel takes them
+    struct demand *demand;             // NULL without a growing log
+    const uint64_t *sums;              // valid until hook_reduce's next call
+    bool reduced;                      // only `sums` are written, which hook_reduce found
+    uint64_t events[BENCHMARK_EVENTS]; // with --benchmark; 0: none
+    CUlaunchConfig config;             // the program's configuration, except for `shared`
+    uint64_t given;                    // the argument that `config` or `shared` replaces
+    void *arguments[]; // pointers to the values, as cuLaunchKernel takes them; then what the others point to
 };
 
 // What a launch needs from a slab

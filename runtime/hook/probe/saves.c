@@ -89,7 +89,7 @@ static struct save *take_save(size_t bytes) {
     if (!taken && !(taken = listed ? make_saves((size_t)SMALLEST << size, AT_ONCE) : make_saves(bytes, 1)))
         return NULL;
     struct save *left = listed ? atomic_exchange(&thread->saves[size], taken->next) : NULL;
-    memset(taken, 0, bytes);
+    memset(taken, 0, bytes); // parameters, too: the trace gets what's between them
     taken->size = (uint8_t)(listed ? size + 1 : 0);
     for (struct save *next; left; left = next) { // a signal handler that launched in the meantime left these
         next = left->next;
@@ -102,9 +102,11 @@ static struct save *take_save(size_t bytes) {
 struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
     const struct woven *woven = probed->woven;
     size_t count = woven->param_count + woven->added_count,
-           head = sizeof(struct save) + count * sizeof(void *);
-    struct save *save = take_save(head + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
-    char *block = save ? (char *)save + (head + 15) / 16 * 16 : NULL;
+           sizes = sizeof(struct save) + count * sizeof(void *),
+           numbers = sizes + woven->map_count * sizeof(uint64_t),
+           at = (numbers + woven->map_count + 15) / 16 * 16;
+    struct save *save = take_save(at + woven->param_bytes + 16 + woven->added_count * sizeof(uint64_t));
+    char *block = save ? (char *)save + at : NULL;
     if (save && !copy_params(launch, woven, block)) {
         give_back(save);
         save = NULL;
@@ -113,6 +115,8 @@ struct save *hook_new_save(struct probed *probed, const struct launch *launch) {
         return NULL;
     hook_hold_again(save->probed = probed);
     save->block = block;
+    save->sizes = (uint64_t *)((char *)save + sizes);
+    save->numbers = (uint8_t *)save + numbers;
     for (size_t i = 0; i < woven->param_count; i++)
         save->arguments[i] = block + woven->params[i].offset;
     return save;

@@ -169,7 +169,8 @@ static struct woven_map map = {.capacity = 1, .stride = 56, .number = 1};
 static struct probed probed = {.woven = &woven};
 
 static struct save new_save(uint32_t id, uint64_t offset, uint64_t bytes) {
-    return (struct save){.id = id, .probed = &probed, .offset = offset, .bytes = bytes, .sizes = {bytes}};
+    return (struct save){
+        .id = id, .probed = &probed, .offset = offset, .bytes = bytes, .sizes = &records[id].bytes};
 }
 
 // -- A program -------------------------------------------------------------
