@@ -134,11 +134,12 @@ static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
     return false;
 }
 
-// Return whether an error has nothing to do with the image: the system is short of something (gpt/asm/processes.py).
+// Return whether an error has nothing to do with the image: the system is short of something
+// (gpt/asm/processes.py).
 static bool is_shortage(struct value text) {
-    static const char *const shortages[] = {"Resource temporarily unavailable", "Cannot allocate memory",
-                                            "Too many open files",  "Too many open files in system",
-                                            "No space left on device", "was killed"};
+    static const char *const shortages[] = {
+        "Resource temporarily unavailable", "Cannot allocate memory",  "Too many open files",
+        "Too many open files in system",    "No space left on device", "was killed"};
     for (size_t i = 0; i < sizeof(shortages) / sizeof(*shortages); i++)
         if (is(text, shortages[i]))
             return true;

@@ -9,7 +9,8 @@
 
 #include "broker.h"
 
-// As GPT_STAGE_FUNCTION does, but 2 also ends the pipeline: these command lines are right, so a shell couldn't fork.
+// As GPT_STAGE_FUNCTION does, but 2 also ends the pipeline: these command lines are right, so a shell
+// couldn't fork.
 #define STAGE_FUNCTION                                                                                       \
     "stage() { \"$@\"; set -- $?; case $1 in 0|1|3|4|126|127|141) ;; *) echo $1 >&2; kill 0;; esac; }\n"
 

@@ -273,8 +273,8 @@ HOST_APPROXIMATE(lg2, __builtin_log2(a))
 HOST_APPROXIMATE(ex2, __builtin_exp2(a))
 HOST_APPROXIMATE(tanh, __builtin_tanh(a))
 
-// sin.approx and cos.approx turn radians into turns with a multiplication that rounds toward zero, and keep 25 bits
-// of the fraction of a turn. So the smallest operands, subnormal or not, count as 0.
+// sin.approx and cos.approx turn radians into turns with a multiplication that rounds toward zero, and keep
+// 25 bits of the fraction of a turn. So the smallest operands, subnormal or not, count as 0.
 CALLED float host_wave(float value, unsigned quarters) {
     double turns = __builtin_trunc((double)f32_mul(value, 0x1.45f306p-3f, ROUND_rz, 0) * 0x1p25);
     double rest = __builtin_copysign(turns - __builtin_trunc(turns * 0x1p-25) * 0x1p25, turns);
@@ -302,8 +302,8 @@ INLINE float f32_div_approx(float a, float b, unsigned flags) {
     return f32_div(a, b, ROUND_rn, flags);
 }
 
-// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. As on an H200, their NaN is that
-// of f32.
+// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. As on an H200, their NaN
+// is that of f32.
 INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
 INLINE double host_f64_upper_result(double value) {
     return value == value ? host_f64_upper(value) : as_f64(0x7fffffff00000000);
