@@ -6,6 +6,7 @@ discarded, and it runs in a separate process group, which is killed afterwards.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,6 +16,10 @@ import time
 
 from gpt.base.errors import GptError
 
+# What cc says if it fails because the system is short of something: processes, memory, files. runtime/common/ask.c
+# knows these errors, too, and lets the program try again.
+SHORTAGES = tuple(map(os.strerror, (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)))
+KILLED = "was killed"
 MAX_OUTPUT = 64 << 20  # enough for a report of 400 bytes about each of 160,000 kernels
 
 
@@ -46,7 +51,8 @@ class Processes:
                 process = subprocess.Popen(
                     command,
                     cwd=folder,
-                    env={"PATH": os.defpath} | os.environ | {"TMPDIR": "."},  # cc finds ld only if PATH is set
+                    # cc finds ld only if PATH is set; its messages are searched for SHORTAGES
+                    env={"PATH": os.defpath} | os.environ | {"TMPDIR": ".", "LC_ALL": "C"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -134,6 +134,18 @@ static bool copy(struct gpt_bytes *to, const void *data, size_t size) {
     return false;
 }
 
+// Return whether an error has nothing to do with the image: the system is short of something
+// (gpt/asm/processes.py).
+static bool is_shortage(struct value text) {
+    static const char *const shortages[] = {
+        "Resource temporarily unavailable", "Cannot allocate memory",  "Too many open files",
+        "Too many open files in system",    "No space left on device", "was killed"};
+    for (size_t i = 0; i < sizeof(shortages) / sizeof(*shortages); i++)
+        if (is(text, shortages[i]))
+            return true;
+    return false;
+}
+
 static void read_answer(const struct gpt_bytes *records, const char *want, struct gpt_outcome *outcome) {
     struct cursor cursor = {(unsigned char *)records->data, (unsigned char *)records->data + records->size,
                             false};
@@ -152,6 +164,8 @@ static void read_answer(const struct gpt_bytes *records, const char *want, struc
         else if (is(record.kind, "diag") && is(record.level, "error") && !has_error) {
             has_error = true;
             outcome->status += !outcome->status;
+            if (is_shortage(record.text))
+                outcome->status = GPT_NOT_RUN;
             say_where(record.where, where, sizeof(where));
             snprintf(outcome->fault, sizeof(outcome->fault), "%s%.*s", where,
                      record.text.type == TEXT ? (int)record.text.number : 0, record.text.data);
@@ -161,8 +175,13 @@ static void read_answer(const struct gpt_bytes *records, const char *want, struc
         gpt_empty(&outcome->made);
     if (!good)
         snprintf(outcome->fault, sizeof(outcome->fault), "%s", strerror(ENOMEM));
+    if (!has_error && !outcome->made.data && !outcome->outline.data && outcome->status < GPT_MALFORMED)
+        outcome->status = GPT_NOT_RUN;
     if (outcome->made.data)
         *outcome->fault = '\0';
+    else if (!has_error && strstr(outcome->fault, "Cannot fork")) // as dash calls it
+        snprintf(outcome->fault, sizeof(outcome->fault), "cannot run gpt-extract and gpt-asm: %s",
+                 strerror(EAGAIN));
     else if (!*outcome->fault)
         snprintf(outcome->fault, sizeof(outcome->fault), "gpt-extract or gpt-asm ended without an answer");
 }
@@ -174,7 +193,7 @@ void gpt_ask(const struct gpt_asked *asked, struct gpt_outcome *outcome) {
     *outcome = (struct gpt_outcome){.status = GPT_NO_STATUS};
     bool small = asked->size < GPT_MOST, added = small && gpt_add_module(&request, asked);
     if (!small || request.size > GPT_MOST) {
-        outcome->status = 1;
+        outcome->status = GPT_MALFORMED;
         snprintf(outcome->fault, sizeof(outcome->fault), "an image of %zu bytes is too large: at most 64 MiB",
                  (size_t)asked->size);
     } else if (!added) {

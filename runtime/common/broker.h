@@ -60,7 +60,7 @@
 enum { GPT_MOST = 64 << 20 }; // bytes of a record
 // Statuses: a stage lacks a tool, the supervisor rejects the question, the pipeline can't run at the moment,
 // the pipeline was killed.
-enum { GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
+enum { GPT_MALFORMED = 3, GPT_MISSING = 4, GPT_REFUSED = 253, GPT_NOT_RUN = 254, GPT_NO_STATUS = 255 };
 
 // records.c
 

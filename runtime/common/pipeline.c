@@ -9,6 +9,11 @@
 
 #include "broker.h"
 
+// As GPT_STAGE_FUNCTION does, but 2 also ends the pipeline: these command lines are right, so a shell
+// couldn't fork.
+#define STAGE_FUNCTION                                                                                       \
+    "stage() { \"$@\"; set -- $?; case $1 in 0|1|3|4|126|127|141) ;; *) echo $1 >&2; kill 0;; esac; }\n"
+
 #define LAST(stage) "{ " stage "; echo $? >&2; kill 0; }"
 
 #define EXTRACT "\"$1\""
@@ -17,7 +22,7 @@
 const char *const gpt_stages[GPT_STAGES] = {"gpt-extract", "gpt-asm"};
 
 const struct gpt_line gpt_lines[GPT_PIPELINES] = {
-    [GPT_HOST] = {GPT_STAGE_FUNCTION "stage " EXTRACT " --ptx | " LAST(ASM " --arch host")},
+    [GPT_HOST] = {STAGE_FUNCTION "stage " EXTRACT " --ptx | " LAST(ASM " --arch host")},
     [GPT_PROBE] = {"GPT_ARCH=$3; export GPT_ARCH; " LAST("eval \"$4\"")},
 };
 

@@ -254,12 +254,12 @@ static void serve(void) {
         if (!worker && !errno)
             full[next->which] = true;
         else if (!worker)
-            reply(next, GPT_MISSING, GPT_FAULT(pipeline_failed, strerror(errno)), NULL);
+            reply(next, GPT_NOT_RUN, GPT_FAULT(pipeline_failed, strerror(errno)), NULL);
         else if (worker_give(worker, next->files))
             next->worker = worker;
         else {
             const char *detail = errno ? strerror(errno) : "not a request, or too large";
-            reply(next, GPT_MISSING, GPT_FAULT(pipeline_failed, detail), NULL);
+            reply(next, errno ? GPT_NOT_RUN : GPT_MISSING, GPT_FAULT(pipeline_failed, detail), NULL);
         }
     }
 }

@@ -269,11 +269,31 @@ enum {
 HOST_APPROXIMATE(rcp, 1 / a)
 HOST_APPROXIMATE(sqrt, __builtin_sqrt(a))
 HOST_APPROXIMATE(rsqrt, 1 / __builtin_sqrt(a))
-HOST_APPROXIMATE(sin, __builtin_sin(a))
-HOST_APPROXIMATE(cos, __builtin_cos(a))
 HOST_APPROXIMATE(lg2, __builtin_log2(a))
 HOST_APPROXIMATE(ex2, __builtin_exp2(a))
 HOST_APPROXIMATE(tanh, __builtin_tanh(a))
+
+// sin.approx and cos.approx turn radians into turns with a multiplication that rounds toward zero, and keep
+// 25 bits of the fraction of a turn. So the smallest operands, subnormal or not, count as 0.
+CALLED float host_wave(float value, unsigned quarters) {
+    double turns = __builtin_trunc((double)f32_mul(value, 0x1.45f306p-3f, ROUND_rz, 0) * 0x1p25);
+    double rest = __builtin_copysign(turns - __builtin_trunc(turns * 0x1p-25) * 0x1p25, turns);
+    if (rest != rest)
+        return host_f32_result((float)rest, 0);
+    int quarter = (int)(rest * 0x1p-23);
+    double angle = (rest - quarter * 0x1p23) * (0x1.921fb54442d18p0 * 0x1p-23);
+    quarters += (unsigned)quarter;
+    double result = quarters & 1 ? __builtin_cos(angle) : __builtin_sin(angle);
+    return (float)(quarters & 2 ? 0 - result : result);
+}
+INLINE float f32_sin_approx(float value, unsigned flags) {
+    (void)flags;
+    return host_wave(value, 0);
+}
+INLINE float f32_cos_approx(float value, unsigned flags) {
+    (void)flags;
+    return host_wave(value, 1);
+}
 
 // div.approx computes a * (1 / b), so the result is 0 if |b| > 2^126. div.full scales its operands first.
 INLINE float f32_div_approx(float a, float b, unsigned flags) {
@@ -282,19 +302,23 @@ INLINE float f32_div_approx(float a, float b, unsigned flags) {
     return f32_div(a, b, ROUND_rn, flags);
 }
 
-// rcp.approx.ftz.f64 and rsqrt.approx(.ftz).f64 read and write only the upper 32 bits.
+// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. As on an H200, their NaN
+// is that of f32.
 INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
+INLINE double host_f64_upper_result(double value) {
+    return value == value ? host_f64_upper(value) : as_f64(0x7fffffff00000000);
+}
 
 INLINE double host_f64_flush(double value) { return as_f64(host_flush(FORMAT_f64, bits_f64(value))); }
 
 CALLED double f64_rcp_approx(double a) {
-    return host_f64_upper(host_f64_flush(1 / host_f64_flush(host_f64_upper(a))));
+    return host_f64_upper_result(host_f64_flush(1 / host_f64_flush(host_f64_upper(a))));
 }
 
 CALLED double f64_rsqrt_approx(double a, unsigned flags) {
     double value = flags & FLAG_ftz ? host_f64_flush(host_f64_upper(a)) : a;
     double result = 1 / __builtin_sqrt(value);
-    return flags & FLAG_ftz ? host_f64_upper(result) : result;
+    return flags & FLAG_ftz ? host_f64_upper_result(result) : result;
 }
 
 #include "half.h"

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "queue.h"
@@ -142,16 +143,18 @@ static void *run(void *given) {
     return NULL;
 }
 
-// Start the thread with the program's signals blocked.
+// Start the thread with the program's signals blocked. If there can't be one now, say why.
 static bool start(struct queue *queue) {
     pthread_t thread;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    queue->has_thread = !pthread_create(&thread, NULL, run, queue);
+    int error = pthread_create(&thread, NULL, run, queue);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (queue->has_thread)
+    if ((queue->has_thread = !error))
         pthread_detach(thread);
+    else
+        sim_say("cannot start a thread for a stream: %s", strerror(error));
     return queue->has_thread;
 }
 
@@ -235,9 +238,10 @@ CUresult sim_push(struct queue *queue, struct operation *operation, struct work 
     }
     struct work *work = calloc(1, sizeof(*work) + count * sizeof(*work->before));
     if (!work || (!queue->has_thread && !start(queue))) {
+        CUresult status = work ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
         free(work);
         sim_end_operation(operation);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return status;
     }
     work->references = 1;
     work->number = ++numbers;

@@ -2,6 +2,7 @@
 // reference is dropped, a separate thread calls the program's destructor, since that may wait for anything.
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "graph.h"
 
@@ -37,9 +38,11 @@ static void release(struct user *user, unsigned count) {
     pthread_t thread;
     if (call) {
         *call = (struct call){user->destroy, user->data};
-        if (pthread_create(&thread, NULL, run, call))
+        int error = pthread_create(&thread, NULL, run, call);
+        if (error) {
+            sim_say("cannot start a thread for a user object's destructor: %s", strerror(error));
             free(call);
-        else
+        } else
             pthread_detach(thread);
     }
     sim_delete(user);

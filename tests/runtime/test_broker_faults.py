@@ -12,6 +12,7 @@ import pytest
 
 from tests.runtime import hooked
 from tests.runtime.brokered import ASKING, Run
+from tests.tiers import full
 
 
 @pytest.fixture
@@ -264,3 +265,28 @@ def test_out_of_its_reach_a_program_helps_itself(run, away):
     hooked.wait_until(lambda: not run.alive("gpt-asm"), 30)
     _, err = process.communicate()
     assert process.returncode == 0 and "supervisor of gpt-hook" not in err
+
+
+@pytest.mark.parametrize("hook", ["", full(None)], ids=["asked", "alone"])
+@pytest.mark.parametrize(
+    ("fault", "fact"),
+    [
+        ("echo 'cc: vfork: Resource temporarily unavailable' >&2; exit 1", "Resource temporarily unavailable"),
+        ("echo 'cc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "was killed"),
+        full("kill -9 $$", "was killed"),
+        full("echo 'ld: final link failed: No space left on device' >&2; exit 1", "No space left on device"),
+    ],
+)
+def test_a_compiler_that_lacks_something_may_be_run_again(run, hook, fault, fact):
+    cc, enough = run.folder / "cc", run.folder / "enough"
+    cc.write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ -e {enough} ] || {{ {fault}; }}\nexec cc "$@"\n')
+    cc.chmod(0o755)
+    script = """
+    begin_all()
+    kernel = function(load(sys.argv[1]), "a")
+    print(launch(kernel, 1, 1, memory))
+    open(sys.argv[2], "w")
+    print(launch(kernel, 1, 1, memory))
+    """
+    expected = f"libcuda.so.1: error: kernel 'a': {cc}: {fact}\n"
+    assert run(script, enough, hook=hook, CC=str(cc)) == (0, "304\n0\n", expected)

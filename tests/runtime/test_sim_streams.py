@@ -1,5 +1,6 @@
 """Streams of the simulated device: work is done later, in order, and outlives the thread or stream that issued it."""
 
+from tests.runtime import simulated
 from tests.runtime.hooked import PROGRAMS
 from tests.runtime.simulated import GATES
 
@@ -108,3 +109,34 @@ def test_more_work_than_fits_in_a_stream(play):
     }
     """
     play(GATES + source)
+
+
+def test_a_thread_that_cannot_start(tmp_path):
+    """With no process left for this user (ulimit -u), work is refused with a reason, and can be enqueued later."""
+    source = r"""
+    #define ARGUMENTS pthread_t *thread, const pthread_attr_t *how, void *(*function)(void *), void *given
+    static int refuses;
+    int pthread_create(ARGUMENTS) { // found before libc's
+        int (*create)(ARGUMENTS) = dlvsym(RTLD_NEXT, "pthread_create", "GLIBC_2.2.5");
+        return refuses ? EAGAIN : create(thread, how, function, given);
+    }
+    int main(void) {
+        begin();
+        void *stream;
+        uint64_t memory;
+        int five = 5, found = 0;
+        OK(D(cuStreamCreate)(&stream, 1));
+        OK(D(cuMemAlloc_v2)(&memory, sizeof(five)));
+        refuses = 1;
+        IS(304, D(cuMemcpyHtoDAsync_v2)(memory, &five, sizeof(five), stream));
+        OK(D(cuStreamSynchronize)(stream));
+        refuses = 0;
+        OK(D(cuMemcpyHtoDAsync_v2)(memory, &five, sizeof(five), stream));
+        OK(D(cuMemcpyDtoHAsync_v2)(&found, memory, sizeof(found), stream));
+        OK(D(cuStreamSynchronize)(stream));
+        assert(found == 5);
+    }
+    """
+    done = simulated.run(simulated.build(tmp_path / "client", source, "-rdynamic"))
+    line = "libcuda.so.1: error: cannot start a thread for a stream: Resource temporarily unavailable\n"
+    assert (done.returncode, done.stderr) == (0, line)

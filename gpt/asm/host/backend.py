@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +17,7 @@ from typing import ClassVar
 import gpt
 from gpt.asm.backend import AssembledModule, Faults, Options
 from gpt.asm.find import split_compiler
-from gpt.asm.processes import Processes, signal_name
+from gpt.asm.processes import KILLED, SHORTAGES, Processes, signal_name
 from gpt.base.errors import GptError, MissingError, UsageError
 from gpt.base.scratch import scratch_folder
 
@@ -107,9 +109,14 @@ class Host:
             except TimeoutError:
                 raise GptError(f"{tool} took over {self._timeout:g} s and was killed (--timeout)", name) from None
             image = b"" if status else folder.read("module.so")
+        if status == -signal.SIGKILL or (status and b"Killed signal terminated program" in output):
+            raise GptError(KILLED, tool)
         if status < 0:
             raise GptError(f"{tool} crashes on its C: {signal_name(-status)}", name)
         if not image:
+            for shortage in SHORTAGES:
+                if shortage.encode() in output:
+                    raise GptError(shortage, tool)
             said = next(
                 (line for line in output.decode(errors="replace").splitlines() if "error" in line), "no message"
             )
@@ -130,7 +137,11 @@ def find_compiler() -> tuple[list[str], str]:
     command = [path, *words[1:], "--version"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError as error:
+        if os.strerror(error.errno or 0) in SHORTAGES:
+            raise GptError.of(error, path) from None
+        done = None
+    except subprocess.TimeoutExpired:
         done = None
     if not done or done.returncode:
         raise MissingError("does not say its version", path)

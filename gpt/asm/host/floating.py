@@ -224,7 +224,7 @@ for _b, _c, _with in ("", "", ""), (".B", " c:pred", " {B} {c}"):  # without and
 _BETWEEN_FLOATS = (  # words before the types; the types; what they need
     ("{.sat}", "f16.f16", ""),
     ("", "bf16.bf16", ": sm_90"),
-    ("{.ftz}{.sat}", "f32.f32", ""),
+    ("{.ftz}{.sat}", "f32.f32", ": ftz sat"),
     ("{.sat}", "f64.f64", ""),
     ("{.R}", "f16.bf16", ": sm_90"),
     ("{.R}", "bf16.f16", ": sm_90"),
@@ -234,7 +234,7 @@ _BETWEEN_FLOATS = (  # words before the types; the types; what they need
     (".R", "bf16.f64", ": sm_90"),
     (".R{.ftz}{.sat}", "f32.f64", ""),
     ("{.ftz}{.sat}", "f32.f16", ""),
-    ("{.R}{.ftz}", "f32.bf16", ": sm_80; : 7.1; ftz: sm_90"),
+    ("{.R}{.ftz}", "f32.bf16", ": ftz; : sm_80; : 7.1; ftz: sm_90"),
     ("{.sat}", "f64.f16", ""),
     ("{.R}", "f64.bf16", ": sm_90"),
     ("{.ftz}{.sat}", "f64.f32", ""),
@@ -283,7 +283,8 @@ _CONVERSION = [
         )
         for flags in _flags(words)[1:]
     ),
-    Row("cvt.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80; : 7.1"),
+    Row("cvt.f32.f32", "d:f32 = a:f32", "{a}"),  # a NaN keeps its bits, as on an H200
+    Row("cvt{.R}.f32.bf16", "d:f32 = a:bf16", "as_f32((uint32_t){a} << 16)", needs=": sm_80; : 7.1", R=MODES),
     *(
         Row(
             f"cvt{words}.{types}",

@@ -243,7 +243,7 @@ _NEEDS = (
     f"{' '.join(f'{word}+V=v8' for word in EVICTIONS_2.split())}: b32 u32 s32 f32;"
     f"{_WIDE}: sm_100; {_WIDE}: 8.8; {_WIDE}: W=global !W=*;"
     "T=b128: !V=*; V=v8: !b64; V=v8: !u64; V=v8: !s64; V=v8: !f64;"
-    "L2::cache_hint: !volatile; volatile: !const; volatile: !local;"
+    "L2::cache_hint: !volatile; volatile: !const; volatile+local: 9.1;"
     "volatile: !param; volatile: !param::func; volatile: !param::entry;"
     "mmio: relaxed; mmio: sys; mmio: !P=*; mmio: !V=v8; nc: W=global; nc: !O=*; shared::cluster: sm_90; mmio: sm_70;"
     "b128: sm_70; L2::64B L2::128B: sm_75; L2::256B: sm_80"

@@ -104,8 +104,6 @@ def is_defined(row, operands):
         return max(operands[-2:]) < 256
     if row.text.startswith("fns"):
         return operands[2] != 1 << 31
-    if row.text.startswith(("sin", "cos")):
-        return not abs(number(operands[0], "f32")) > math.pi
     return True
 
 

@@ -227,7 +227,7 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
         ("mov.f32 %f32_1, global_;", "'global_' is a variable, whose address isn't a .f32"),
         ("mbarrier.arrive.b64 %f64_3, [%b64_1];", "'%f64_3' is a register of .f64"),
         ("mbarrier.test_wait.b64 %p1, [%b64_1], 1.5;", "'1.5' where .u64 is expected"),
-        ("ld.volatile.local.u32 %u32_1, [%b64_1];", "'.volatile' doesn't go with '.local'"),
+        ("ld.volatile.local.u32 %u32_1, [%b64_1];", "'.volatile' and '.local' needs .version 9.1"),
         ("ld.relaxed.cta.ca.u32 %u32_1, [%b64_1];", "'.ca' doesn't go with '.relaxed'"),
         ("alloca.u64 %u64_1, %u64_2, 3;", "alignment 3 is not a power of two"),
         ("cvta.shared.u64 %u64_1, global_;", "'global_' is in .global, not .shared"),
@@ -249,6 +249,13 @@ def test_elements_of_vectors(ptxas, tmp_path, target):
 def test_forms_that_ptxas_refuses_are_refused_with_a_reason(ptxas, tmp_path, line, reason):
     assert forms.theirs([line], ptxas, "sm_90a", "8.6", tmp_path) != [""]
     assert reason in forms.ours([line], "sm_90a", "8.6")[0]
+
+
+def test_volatile_local_memory_needs_a_version():
+    """NVVM 13.5 writes such loads. ptxas 13.5 says that they require version 9.1; older ones refuse them."""
+    lines = ["ld.volatile.local.u32 %u32_1, [%b64_1];", "st.volatile.local.v2.u32 [%b64_1], {%u32_1, %u32_2};"]
+    assert forms.ours(lines, "sm_90a", "9.1") == ["", ""]
+    assert all("needs .version 9.1" in reason for reason in forms.ours(lines, "sm_90a", "9.0"))
 
 
 def test_braces_around_one_register_and_discarded_results(ptxas, tmp_path):
