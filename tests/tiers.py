@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 DERIVED = ("gpt/sass/derive/", "gpt/sass/tables/", "gpt/sass/arch.py")
 DERIVES = "tests/sass/test_derive.py::test_the_table_is_what_is_derived[sm_90]"
 FORKED = (  # slow tests that neither kill nor watch our executables, so that a server may fork these (loaded.py)
+    "compat/neutrino/test_run.py",
     "runtime/test_first_calls.py",
     "runtime/test_probe*.py",
     "runtime/test_wrong_arguments.py",
@@ -68,9 +69,12 @@ def share(cases: Sequence[Any], parts: int = 4) -> Sequence[Any]:
 
 
 def is_in_part(item: pytest.Item) -> bool:
-    """Return whether `make test-part` runs a test of `make test-full` for this commit."""
+    """Return whether `make test-part` runs a test of `make test-full` for this commit: in its turn, or because of what
+    the commit changed. Of a test with parts, only those whose turn it is run, as all of them may take an hour.
+    """
     turn = zlib.crc32(item.nodeid.encode()) % PARTS == int(PART or 0) % PARTS
-    return turn or item.nodeid.startswith(_touched())
+    has_parts = "part" in getattr(getattr(item, "callspec", None), "params", ())
+    return turn or (not has_parts and item.nodeid.startswith(_touched()))
 
 
 @cache
