@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[1]
 DERIVED = ("gpt/sass/derive/", "gpt/sass/tables/", "gpt/sass/arch.py")
 DERIVES = "tests/sass/test_derive.py::test_the_table_is_what_is_derived[sm_90]"
 FORKED = (  # slow tests that neither kill nor watch our executables, so that a server may fork these (loaded.py)
-    "compat/neutrino/test_run.py",
     "runtime/test_first_calls.py",
     "runtime/test_probe*.py",
     "runtime/test_wrong_arguments.py",
@@ -69,8 +68,10 @@ def share(cases: Sequence[Any], parts: int = 4) -> Sequence[Any]:
 
 
 def is_in_part(item: pytest.Item) -> bool:
-    """Return whether `make test-part` runs a test of `make test-full` for this commit: in its turn, or because of what
-    the commit changed. Of a test with parts, only those whose turn it is run, as all of them may take an hour.
+    """Return whether `make test-part` runs a test of `make test-full` for this commit.
+
+    The commit's number chooses an eighth, and its changes choose more tests. A part of a long test only runs in its
+    eighth, because all parts together may take an hour.
     """
     turn = zlib.crc32(item.nodeid.encode()) % PARTS == int(PART or 0) % PARTS
     has_parts = "part" in getattr(getattr(item, "callspec", None), "params", ())
@@ -79,11 +80,11 @@ def is_in_part(item: pytest.Item) -> bool:
 
 @cache
 def _touched() -> tuple[str, ...]:
-    """Return the test files that the last commit changed, or that mirror its changes in gpt/. One is a test's id.
+    """Return the test files that the last commit changed, or that mirror its changes in gpt/, and a test's id.
 
     Tests mirror the tree: gpt/probe/verify.py has tests/probe/test_verify.py. For a commit in several folders, running
     all tests of those folders would take longer than the rest of CI, so the other tests run once within eight commits.
-    If a table of instructions may have changed, that of sm_90 is derived anew.
+    A commit that may change a table of instructions derives sm_90's table again.
     """
     git = ["git", "-C", ROOT, "diff", "--name-only", "HEAD~1", "HEAD"]
     changed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
