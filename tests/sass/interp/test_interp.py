@@ -63,7 +63,7 @@ def simulate(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("case", every(60, CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every(30, CASES), ids=lambda case: case.name)
 def test_memory_is_what_the_simulated_device_leaves(case, cubins, simulate):
     """ptxas's own code never reads too early, so its results stay right although early reads give garbage."""
     wanted = simulate(case)
