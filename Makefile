@@ -172,18 +172,22 @@ demo: $(READY) runtime snippets ## run a program on the simulated device, slim i
 
 # Allow bytecode files. Without them, each stage that a test starts compiles its imports, and pytest rewrites all test files.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest -q
+WORKERS = -n $$(($$(nproc) + 1)) --dist worksteal
 
-# Compile the test files first: in a fresh clone, each pytest worker would compile all of them.
-test: $(READY) runtime snippets ## run the tests (ARGS="-k fatbin" for some)
+# In a fresh clone, each pytest worker would compile all test files.
+.PHONY: test-files
+test-files: $(READY) runtime
+	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 29 $(PYTEST) --collect-only >/dev/null 2>&1 || :
+
+test: test-files snippets ## run the tests (ARGS="-k fatbin" for some)
 	@echo "test: pytest"
-	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
-	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal -m "not full and not soak" $(ARGS)
+	@$(PYTEST) $(WORKERS) -m "not full and not soak" $(ARGS)
 
-test-full: $(READY) runtime snippets ## the tests that `make test` leaves out: real libraries, corpora, every layout
+test-full: test-files snippets ## the tests that `make test` leaves out: real libraries, corpora, every layout
 	@echo "test-full: pytest"
-	@TEST_FULL=1 $(PYTEST) -n auto --dist worksteal -m "(full or hypothesis) and not soak" $(ARGS)
+	@TEST_FULL=1 $(PYTEST) $(WORKERS) -m "(full or hypothesis) and not soak" $(ARGS)
 
-test-part: ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
+test-part: test-files snippets ## an eighth of test-full, which one depends on the commit, and all of what the commit changed: CI
 	@TEST_PART=$$(git rev-list --count HEAD) $(MAKE) --no-print-directory test-full
 
 soak: $(READY) runtime ## stress of the hook (killed under load, many processes, threads, programs and functions); three minutes

@@ -24,6 +24,8 @@ FULL = bool(os.environ.get("TEST_FULL"))  # set by `make test-full`
 PART = os.environ.get("TEST_PART")  # set by `make test-part`: the number of the commit
 PARTS = 8
 ROOT = Path(__file__).parents[1]
+DERIVED = ("gpt/sass/derive/", "gpt/sass/tables/", "gpt/sass/arch.py")
+DERIVES = "tests/sass/test_derive.py::test_the_table_is_what_is_derived[sm_90]"
 FORKED = (  # slow tests that neither kill nor watch our executables, so that a server may fork these (loaded.py)
     "runtime/test_first_calls.py",
     "runtime/test_probe*.py",
@@ -66,22 +68,28 @@ def share(cases: Sequence[Any], parts: int = 4) -> Sequence[Any]:
 
 
 def is_in_part(item: pytest.Item) -> bool:
-    """Return whether `make test-part` runs a test of `make test-full` for this commit."""
-    path = str(item.path.relative_to(ROOT))
+    """Return whether `make test-part` runs a test of `make test-full` for this commit.
+
+    The commit's number chooses an eighth, and its changes choose more tests. A part of a long test only runs in its
+    eighth, because all parts together may take an hour.
+    """
     turn = zlib.crc32(item.nodeid.encode()) % PARTS == int(PART or 0) % PARTS
-    return turn or any(path.startswith(start) for start in _touched())
+    has_parts = "part" in getattr(getattr(item, "callspec", None), "params", ())
+    return turn or (not has_parts and item.nodeid.startswith(_touched()))
 
 
 @cache
-def _touched() -> list[str]:
-    """Return the test files that the last commit changed, or that mirror its changes in gpt/.
+def _touched() -> tuple[str, ...]:
+    """Return the test files that the last commit changed, or that mirror its changes in gpt/, and a test's id.
 
     Tests mirror the tree: gpt/probe/verify.py has tests/probe/test_verify.py. For a commit in several folders, running
     all tests of those folders would take longer than the rest of CI, so the other tests run once within eight commits.
+    A commit that may change a table of instructions derives sm_90's table again.
     """
     git = ["git", "-C", ROOT, "diff", "--name-only", "HEAD~1", "HEAD"]
     changed = subprocess.run(git, capture_output=True, text=True, check=False).stdout.splitlines()
     own = [path for path in changed if path.startswith("tests/")]
     mirrored = [Path("tests", *Path(path).parts[1:]) for path in changed if path.startswith("gpt/")]
     pages = ["tests/man/"] if any(path.startswith("man/") for path in changed) else []
-    return own + pages + [str(path.with_name(f"test_{path.name}")) for path in mirrored]
+    derived = [DERIVES] if any(path.startswith(DERIVED) for path in changed) else []
+    return (*own, *pages, *derived, *(str(path.with_name(f"test_{path.name}")) for path in mirrored))

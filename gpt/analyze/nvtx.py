@@ -134,7 +134,8 @@ class _Totals:
         inside, nested = Inside(trace, number), Nested(folded, self._paths)
         for every in inside.iter_within():
             within = every._replace(ranges=every.ranges.copy())
-            within.ranges["name"] = names[every.ranges["name"]]
+            every_name = every.ranges["name"]
+            within.ranges["name"] = names[every_name]
             if not self._headers or self._headers[-1] is not process.header:
                 self._headers.append(process.header)
                 self._off += process.unrecorded_until(0)

@@ -431,7 +431,9 @@ def _ranges(trace: TraceModel, number: int) -> Marked:
     ]
     known = np.array([name is not None for name in names], bool)
     for rows in trace.iter_ranges(number, 0) if known.any() else ():
-        for row in rows[known[rows["name"]] & ~rows["open"]]:
+        name, open_ = rows["name"], rows["open"]
+        chosen = known[name] & ~open_
+        for row in rows[chosen]:
             left, right, thread, stage = int(row["begin"]), int(row["end"]), int(row["thread"]), names[row["name"]]
             if stage is None or left < reach.get(thread, left):
                 continue

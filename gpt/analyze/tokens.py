@@ -188,7 +188,9 @@ def _by_ranges(trace: TraceModel, number: int) -> _Steps | None:
         if domain != LAYERS and len(named) == 1:
             phases[at] = named[0]
     for rows in trace.iter_ranges(number, 0) if phases else ():
-        rows = rows[np.isin(rows["name"], list(phases)) & ~rows["open"]]
+        names, open_ = rows["name"], rows["open"]
+        chosen = np.isin(names, list(phases)) & ~open_
+        rows = rows[chosen]
         for begin, end, name in zip(*(rows[key].tolist() for key in ("begin", "end", "name")), strict=True):
             if begin >= reached:
                 found.append(_Step(begin, end, phases[name]))
@@ -204,7 +206,9 @@ def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
     texts, spans, reached = trace.ranges(number).texts, [], -1
     wanted = [at for at, (domain, text) in enumerate(texts) if domain == LAYERS and not text.endswith("(backward)")]
     for rows in trace.iter_ranges(number, 0) if wanted else ():
-        rows = rows[np.isin(rows["name"], wanted) & ~rows["open"]]
+        names, open_ = rows["name"], rows["open"]
+        chosen = np.isin(names, wanted) & ~open_
+        rows = rows[chosen]
         for begin, end in zip(rows["begin"].tolist(), rows["end"].tolist(), strict=True):
             if begin >= reached:
                 spans.append((begin, end))

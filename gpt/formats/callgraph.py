@@ -100,9 +100,8 @@ class CallGraph:
                 raise KeptWhole(f"sections of type {type_:#x} are not understood")
         self.room = SPACE + 2 * len(self.data)  # limit for the bytes of tables, because malicious tables may overlap
         self.is_code = np.zeros(1 << 16, bool)  # by section number
-        self.is_code[: len(self.sections)] = (self.sections["flags"] & SHF_EXECINSTR != 0) & (
-            self.sections["type"] == SHT_PROGBITS
-        )
+        flags, types = self.sections["flags"], self.sections["type"]
+        self.is_code[: len(self.sections)] = (flags & SHF_EXECINSTR != 0) & (types == SHT_PROGBITS)
         self.code = set(np.flatnonzero(self.is_code).tolist())
         self.symbols = self._symbols()
         self.edges: dict[int, set[int]] = {section: set() for section in self.code}

@@ -71,8 +71,8 @@ def _draw_bars(axes: Any, plot: Record, columns: Columns, told: Mapping[str, Rec
     values = np.stack([columns[name][places] for name in shown])
     first = told[plot["y"][0]]
     if rest:
-        sums = [np.nan if is_ratio(first) else np.nansum(columns[name][rest]) for name in shown]
-        values = np.column_stack((values, sums))
+        others = [np.nan if is_ratio(first) else np.nansum(columns[name][rest]) for name in shown]
+        values = np.column_stack((values, others))
     unit, scale = unit_of(first.get("unit", ""), float(np.nanmax(np.abs(values), initial=0)))
     left = np.zeros(len(names))
     for number, (name, row) in enumerate(zip(shown, values, strict=True)):

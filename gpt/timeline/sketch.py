@@ -143,8 +143,10 @@ class Scene:
             ongoing = off.ongoing and begin == off.begins[-1]
             yield Track(number, RECORDING, 0, 0), NamedRange(begin, last if ongoing else end, "not recorded", ongoing)
         for rows in self.model.iter_ranges(number, 0):
-            ends = np.where(rows["open"], np.maximum(last, rows["begin"]), rows["end"])
-            columns = rows["begin"].tolist(), ends.tolist(), rows["name"].tolist(), rows["open"].tolist()
+            begins, ends, open_ = rows["begin"], rows["end"], rows["open"]
+            until = np.maximum(last, begins)
+            ends = np.where(open_, until, ends)
+            columns = begins.tolist(), ends.tolist(), rows["name"].tolist(), open_.tolist()
             for track, begin, end, name, open_ in zip(find_range_tracks(number, rows, texts), *columns, strict=True):
                 yield track, NamedRange(begin, end, texts[name][1], open_)
 
@@ -203,7 +205,8 @@ class Row:
             end = np.maximum(own["end"], begin)
             self.took[kind] += np.diff(_since(begin, edges) - _since(end, edges))
             self._reach[kind] = reach[-1]
-        self.ends.update(np.unique(spans["end"][spans["open"]]).tolist())
+        open_ends = spans["end"][spans["open"]]
+        self.ends.update(np.unique(open_ends).tolist())
 
 
 class Sketch:
@@ -253,9 +256,11 @@ class Sketch:
         spans["begin"] = rows[begin]
         spans["end"] = rows[begin] + rows["duration"].astype(np.int64)
         spans["open"] = rows["duration"] == 0 if kind == THREAD else False
-        for process in np.unique(rows["process"][spans["open"]]).tolist():
-            spans["end"][spans["open"] & (rows["process"] == process)] = self._scene.ends[process]
-        spans["end"] = np.maximum(spans["begin"], spans["end"])
+        open_, of, begins, ends = spans["open"], rows["process"], spans["begin"], spans["end"]
+        open_of = of[open_]
+        for process in np.unique(open_of).tolist():
+            ends[open_ & (of == process)] = self._scene.ends[process]
+        spans["end"] = np.maximum(begins, ends)
         spans["kind"] = self._find_kinds(rows, kind == STREAM, facts)
         self._note(rows, kind == STREAM, facts)
         for track, mine in iter_tracks(rows, kind):
@@ -306,7 +311,8 @@ class Sketch:
         for track, rows in iter_warps(self._scene.warps) if self._scene.warps else ():
             spans = np.zeros(len(rows), SPAN)
             spans["begin"], spans["end"] = rows["begin"], rows["end"]
-            spans["kind"] = np.array(kinds)[rows["name"]]
+            names = rows["name"]
+            spans["kind"] = np.array(kinds)[names]
             lanes = self._find_lanes(track, spans["begin"].astype(np.int64), spans["end"].astype(np.int64))
             for lane in np.unique(lanes).tolist():
                 self._row(replace(track, lane=lane)).add(spans[lanes == lane], self._edges)

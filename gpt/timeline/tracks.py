@@ -315,9 +315,10 @@ class _Maker:
             texts = self._model.ranges(number).texts
             rows = np.concatenate([np.zeros(0, RANGE_ROW), *self._model.iter_ranges(number, 0)])
             spans = np.zeros(len(rows), SPAN)
-            spans["begin"], spans["end"] = rows["begin"], rows["end"]
-            spans["category"], spans["open"] = RANGE, rows["open"]
-            spans["end"][rows["open"]] = rows["begin"][rows["open"]]
+            begin, open_ = rows["begin"], rows["open"]
+            spans["begin"], spans["end"] = begin, rows["end"]
+            spans["category"], spans["open"] = RANGE, open_
+            spans["end"][open_] = begin[open_]
             spans["source"] = np.arange(len(rows))
             spans["track"] = [self._track(track) for track in find_range_tracks(number, rows, texts)]
             spans["name"] = [self._number(texts[name][1]) for name in rows["name"].tolist()]
@@ -349,8 +350,9 @@ class _Maker:
         tracks = [*self._tracks]
         processes = np.array([track.process for track in tracks], np.int64)
         of = processes[spans["track"]] if len(tracks) else np.zeros(0, np.int64)
-        for number in np.unique(of[spans["open"]]):
-            spans["end"][spans["open"] & (of == number)] = spans["end"][of == number].max()
+        open_ = spans["open"]
+        for number in np.unique(of[open_]):
+            end[open_ & (of == number)] = end[of == number].max()
         order = np.lexsort((-spans["end"], spans["begin"], spans["track"]))
         edges = np.searchsorted(spans["track"][order], np.arange(len(tracks) + 1)).tolist()
         for track, low, high in zip(tracks, edges, edges[1:], strict=False):

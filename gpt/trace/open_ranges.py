@@ -95,7 +95,8 @@ class _Thread:
                 self._open = [one for one in self._open if one[0] != first]
                 change(first)
 
-        for begin, end, name in zip(*(begun[name].tolist() for name in ("begin", "end", "name")), strict=True):
+        begins, ends, names = (begun[name].tolist() for name in ("begin", "end", "name"))
+        for begin, end, name in zip(begins, ends, names, strict=True):
             close(begin)
             if end > begin:
                 self._open.append((end, name))

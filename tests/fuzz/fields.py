@@ -11,7 +11,8 @@ import json
 import os
 import struct
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +238,8 @@ def changed(found: list[Record], place: Place, value: Any) -> list[Record]:
     return [*found[:number], record, *found[number + 1 :]]
 
 
-def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield each number in packed rows and in probe data, set to the limits of its type."""
+def iter_row_changes(found: list[Record]) -> Iterator[Callable[[], list[Record]]]:
+    """Yield a function for each number in packed rows and in probe data, and each limit of its type."""
     maps = {record["id"]: record for record in found if record["kind"] == "map"}
     for number, record in enumerate(found):
         kind, key = record["kind"], "data" if record["kind"] == "buffer" else "rows"
@@ -248,21 +249,17 @@ def iter_row_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
         skip = 0 if kind != "buffer" else 8
         fields = [*packed.parse_fields(layout)]
         skip = 16 if kind == "buffer" and layout["type"] == "log" else skip
-        spots = [(skip + field.offset, field.code, field.name) for field in fields]
-        for offset, code, name in [*spots, *([(0, "Q", "count")] if skip else [])]:
+        spots = [(skip + field.offset, field.code) for field in fields]
+        for offset, code in [*spots, *([(0, "Q")] if skip else [])]:
             size = struct.calcsize(code)
             for value in (0, 1, (1 << 8 * size - 1) - 1, 1 << 8 * size - 1, (1 << 8 * size) - 1):
                 data = bytearray(record[key])
                 data[offset : offset + size] = value.to_bytes(size, "little")
-                row = {**record, key: bytes(data)}
-                yield (
-                    f"{kind}.{layout.get('name', key)}.{name}={value:#x}",
-                    [*found[:number], row, *found[number + 1 :]],
-                )
+                yield partial(changed, found, (number, (key,)), bytes(data))
 
 
-def iter_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield a description of each change, and the changed records."""
+def iter_changes(found: list[Record]) -> Iterator[Callable[[], list[Record]]]:
+    """Yield a function for each change, which returns the changed records."""
     for place in iter_places(found):
         number, keys = place
         old: Any = found[number]
@@ -270,10 +267,8 @@ def iter_changes(found: list[Record]) -> Iterator[tuple[str, list[Record]]]:
             old = old[key]
         values = [*NUMBERS, *WRONG, *(TEXTS if isinstance(old, str) else [])]
         for value in values:
-            if isinstance(keys[-1], int) and value is ABSENT:
-                continue
-            name = ".".join(map(str, (found[number]["kind"], *keys)))
-            yield f"{name}={str(value)[:30] if value is not ABSENT else 'absent'!s}", changed(found, place, value)
+            if not (isinstance(keys[-1], int) and value is ABSENT):
+                yield partial(changed, found, place, value)
 
 
 ASKED: list[tuple[str, ...]] = [

@@ -8,7 +8,7 @@ libraries have no probes, so their kernels are counted but not compared.
 
 Nsight Compute counts an address that several lanes of a load share once, and doesn't count atomics as loads or stores,
 as gmem_bytes does. So a probe of our own logs the addresses of all loads and counts the bytes of stores alone. By
-kernel, the log's bytes, with each address of a load counted once, and those of asynchronous copies to shared memory
+kernel, the log's bytes, with each address of a load counted once, and the bytes of asynchronous copies to shared memory
 must equal `op_ld` and `op_ldgsts`; stores `op_st`; floating-point operations of tensor cores `ops_path_tensor`.
 """
 

@@ -9,7 +9,7 @@ and turns recording on, and five seconds later off.
 
 Once per second we read the resident memory of the server and of gpt-hook's own processes, and the GPU's free memory.
 The table has requests per second and memory before, with, and after the probe. In the last two thirds of the time,
-memory must not grow: the median of the last fifth of these samples may exceed that of the first fifth by 1 %.
+memory must not grow: the median of the last fifth of these samples may exceed the first fifth's by 1 %.
 """
 
 from __future__ import annotations

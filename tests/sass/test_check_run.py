@@ -24,7 +24,7 @@ def results(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(5000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.full)])
 def test_a_run_does_what_its_words_do(results, monkeypatch, count):
     rnd = random.Random(count)
     pool = make_pool()

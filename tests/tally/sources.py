@@ -90,11 +90,15 @@ def compile_source(source: Path, arch: str, out: Path) -> bytes:
     """Return the PTX of one source. Raises RuntimeError with nvcc's output."""
     options = ["-rdc=true"] if source.stem in RELOCATABLE else []
     options += ["-std=c++17", "--extended-lambda", f"-arch=compute_{arch}"]
-    cuda.nvcc("-ptx", *options, source, "-o", out)
-    try:
-        return out.read_bytes()
-    finally:
-        out.unlink()
+
+    def compile_it() -> bytes:
+        cuda.nvcc("-ptx", *options, source, "-o", out)
+        try:
+            return out.read_bytes()
+        finally:
+            out.unlink()
+
+    return cuda.keep((source.read_bytes(), source.name, options), compile_it)
 
 
 def iter_wheel(wheel: str, folder: Path, jobs: int) -> Iterator[tuple[str, bytes]]:

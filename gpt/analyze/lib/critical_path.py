@@ -242,13 +242,16 @@ class _Walk:
     def __init__(self, process: Process, number: int, calls: Array, work: Array) -> None:
         self.number = number
         self._process, self._work = process, work
-        self._threads = {int(id_): calls[calls["thread"] == id_] for id_ in np.unique(calls["thread"])}
+        threads, streams = calls["thread"], work["stream"]
+        self._threads = {int(id_): calls[threads == id_] for id_ in np.unique(threads)}
         self._by_end = work[np.argsort(work["end"], kind="stable")]
-        self._streams = {int(id_): self._by_end[self._by_end["stream"] == id_] for id_ in np.unique(work["stream"])}
+        ended = self._by_end["stream"]
+        self._streams = {int(id_): self._by_end[ended == id_] for id_ in np.unique(streams)}
         self._by_call = work[np.argsort(work["call"], kind="stable")]
         waits = [id_ for id_, api in process.apis.items() if api.name.startswith(EVENT_WAIT)]
         events = calls[np.isin(calls["api"], waits)]
-        self._events = {stream: np.sort(events["start"][events["stream"] == stream]) for stream in self._streams}
+        starts, streams = events["start"], events["stream"]
+        self._events = {stream: np.sort(starts[streams == stream]) for stream in self._streams}
         self._launched = {stream: np.sort(own["call"]) for stream, own in self._streams.items()}
         self._names = process.kernels()
 

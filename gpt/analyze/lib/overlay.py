@@ -107,9 +107,10 @@ def overlay(pieces: Iterator[Array], layer: Iterator[Array], field: str) -> Iter
         bound = 1 + max(int(part["begin"][-1]) for part in (own, rows) if len(part))
         rows = join([open_, rows]) if len(open_) else rows
         own = join([rest, own]) if len(rest) else own.copy()
-        rest = own[own["end"] > bound]
+        ends = own["end"]
+        rest = own[ends > bound]
         rest["begin"], rest["first"] = bound, False
-        own["end"] = np.minimum(own["end"], bound)
+        own["end"] = np.minimum(ends, bound)
         mine = dict(groups.iter(rows["thread"]))
         if len(own):
             yield _lay(own, rows, mine, places, field)

@@ -76,7 +76,8 @@ class Inside:
         times = Sorted(Aside(), TIME, "time")
         for rows in self._trace.iter_gpu_times([place for place in self._trace.gpus() if place[0] == self._number]):
             part = np.zeros(len(rows), TIME)
-            part["time"], part["thread"], part["values"][:, 0] = rows["call"], rows["thread"], rows["duration"]
+            part["time"], part["thread"] = rows["call"], rows["thread"]
+            part["values"][:, 0] = rows["duration"]
             times.add(part)
         calls, gpu = _Sums(3), _Sums(1)
         streams = (iter(edges), EDGE, "time"), (self._iter_work(), WORK, "time"), (iter(times), TIME, "time")

@@ -152,7 +152,8 @@ def find_runs(trace: TraceModel) -> dict[tuple[int, int, int], Lane]:
     parts = [rows[_choose(rows, wanted)] for rows in trace.iter_gpu_times(trace.gpus())] if any(wanted) else []
     for number, process in enumerate(trace.processes):
         known = process.kernels()
-        own = np.concatenate([np.zeros(0, GPU), *(rows[rows["process"] == number] for rows in parts)])
+        mine = [rows[rows["process"] == number] for rows in parts]
+        own = np.concatenate([np.zeros(0, GPU), *mine])
         for device, stream in np.unique(own[["device", "stream"]]).tolist():
             rows = own[(own["device"] == device) & (own["stream"] == stream)]
             ids, places = np.unique(rows["function"], return_inverse=True)

@@ -225,7 +225,8 @@ class Tapes:
             known = ~last | (self.done is not None)
             took.add(STEPS, steps[known & (off == 0)])
             took.add(BROKEN, steps[known & (off > 0)])
-            waited += int((next_["waits"] > rows["waits"])[~last].sum())
+            before, after = rows["waits"], next_["waits"]
+            waited += int((after > before)[~last].sum())
             count += int((~last).sum())
         return took.median(STEPS if took.count(STEPS) else BROKEN), waited / (count or 1)
 

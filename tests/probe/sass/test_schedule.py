@@ -23,7 +23,7 @@ from gpt.sass.code import Code
 from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import table_of
 from gpt.sass.words import CONTROL, PT, SIZE, Guard, control_of, dump_words, with_guard, with_target
-from tests.tiers import FULL
+from tests.tiers import full
 
 TABLE = table_of("sm_90")
 RET = 0x950 | PLAIN | 20 << 24 | PT << 87
@@ -78,9 +78,11 @@ def distances(words):
                     yield first, second, times[second] - times[first], enough
 
 
-@pytest.fixture(scope="module")
-def straight():
-    """Return straight bodies of the built-in probes before and after they're reordered: (before, after, options)."""
+@pytest.fixture(scope="module", params=[12, full(4)])
+def straight(request):
+    """Return straight bodies of the built-in probes before and after they're reordered: (before, after, options). Only
+    each 12th text, or each fourth, is compiled.
+    """
     found = []
 
     def spy(words, table, **options):
@@ -96,7 +98,8 @@ def straight():
         for name in ("block_sched", "warp_sched", "gmem_bytes", "tensorop_count"):
             (file,) = load_all([str(PROBES / f"{name}.toml")])
             texts = sorted(Texts(file, list_statements(), count=False).found)
-            compiler.compile([text for number, text in enumerate(texts) if FULL or number % 4 == 0 or AT_EXIT in text])
+            chosen = (number % request.param == 0 for number in range(len(texts)))
+            compiler.compile([text for text, is_in in zip(texts, chosen, strict=True) if is_in or AT_EXIT in text])
     return found
 
 
