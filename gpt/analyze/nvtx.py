@@ -100,7 +100,7 @@ def _find_repeated(trace: TraceModel) -> set[Text]:
     """Return the names, with their domains and with N in place of numbers, that stand for several names."""
     from gpt.trace.modules import fold
 
-    texts = {text for number in range(len(trace.processes)) for text in trace.ranges(number).texts}
+    texts = {text for number in range(len(trace.processes)) for text in trace.ranges(number).chosen_texts}
     counts = Counter((domain, fold(name)) for domain, name in texts)
     return {text for text, count in counts.items() if count > 1}
 

@@ -30,14 +30,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
-from gpt.analyze.lib.attribution import UNSPLIT, sum_layers
+from gpt.analyze.lib.attributed import UNSPLIT
+from gpt.analyze.lib.attribution import sum_layers
 from gpt.analyze.lib.command import of_model
 from gpt.analyze.lib.locations import WHO, tell_apart
 from gpt.analyze.lib.sequence import LAUNCH, iter_calls
 from gpt.screen.units import amount
 from gpt.trace.calls_store import times_of
 from gpt.trace.kinds import CALLS, GPU_TIMES, GRAPHS, NODE_TIMES, NODES, RANGES
-from gpt.trace.modules import LAYERS, UNKNOWN
+from gpt.trace.modules import LAYERS, UNKNOWN, is_call
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -204,7 +205,7 @@ def _by_modules(trace: TraceModel, number: int, launches: _Launches) -> _Steps |
     None.
     """
     texts, spans, reached = trace.ranges(number).texts, [], -1
-    wanted = [at for at, (domain, text) in enumerate(texts) if domain == LAYERS and not text.endswith("(backward)")]
+    wanted = [at for at, (domain, text) in enumerate(texts) if domain == LAYERS and is_call(text)]
     for rows in trace.iter_ranges(number, 0) if wanted else ():
         names, open_ = rows["name"], rows["open"]
         chosen = np.isin(names, wanted) & ~open_

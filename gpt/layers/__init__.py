@@ -18,13 +18,15 @@ This uses only the standard library, and the functions of the PyTorch that the p
 from __future__ import annotations
 
 import os
+import re
 import sys
 import weakref
 from functools import lru_cache, partial, update_wrapper, wraps
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 BACKWARD = b" (backward)"
+BACKWARD_PASS = b"backward()"  # nodes that were made outside of modules
 # Components that wrappers add to a path, such as torch.compile, DDP, FSDP and activation checkpointing.
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 DISTRIBUTED = frozenset(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"))
@@ -36,6 +38,33 @@ FUNCTIONS = (
     "PyTuple_Size", "PyTuple_GetItem", "PyList_Size", "PyList_GetItem", "PyType_IsSubtype", "PyType_GetFlags",
     "PyErr_ExceptionMatches", "PyErr_Clear",
 )  # fmt: skip
+# Functions whose work is set-up, by Python module: patterns of their names, and the kind of set-up. Their launches
+# belong to none of the program's modules.
+TUNING, WEIGHTS = b"autotuning", b"weights"
+SET_UP = {
+    "torch._inductor.compile_fx": (b"compilation", r"_?compile_fx(_inner)?"),
+    "torch._inductor.select_algorithm": (TUNING, r"AlgorithmSelectorCache\.__call__"),
+    "torch._inductor.runtime.benchmarking": (TUNING, r"\w+\.benchmark\w*"),
+    "torch._inductor.runtime.triton_heuristics": (
+        TUNING, r"CachingAutotuner\.(autotune_to_one_config|coordinate_descent_tuning|benchmark_all_configs)"
+    ),
+    "triton.runtime.autotuner": (TUNING, r"Autotuner\._bench"),
+    "torch.nn.init": (WEIGHTS, r"[a-z]\w*_|_no_grad_\w+"),
+    "torch.nn.modules.module": (WEIGHTS, r"Module\.(_apply|apply|load_state_dict)"),
+    "torch.serialization": (WEIGHTS, r"load"),
+    "safetensors.torch": (WEIGHTS, r"load(_file|_model)?"),
+    "transformers.modeling_utils": (WEIGHTS, r"PreTrainedModel\.(from_pretrained|init_weights)"),
+}  # fmt: skip
+# Functions whose work outside of modules has a row of its own.
+FUNCTIONS_OUTSIDE = {
+    "torch.autograd": r"backward|grad",
+    "torch.nn.functional": r"\w+_loss|(binary_)?cross_entropy(_with_logits)?|kl_div",
+    "torch.nn.utils.clip_grad": r"clip_grad_norm_|clip_grad_value_",
+    "torch.amp.grad_scaler": r"GradScaler\.(scale|unscale_|step|update)",
+    "transformers.generation.utils": r"GenerationMixin\.generate",
+}
+# Python 3.11 inlines calls of Python functions even if their vectorcall isn't Python's own.
+INLINES = sys.version_info[:2] == (3, 11)
 WORD = 8  # bytes of a pointer
 VECTORCALL_OFFSET = 5  # words of a PyTypeObject between its PyObject and tp_vectorcall_offset
 
@@ -55,6 +84,8 @@ class Recorder:
         self.stop_tagging.argtypes, self.stop_tagging.restype = [], None
         self._wrap_backward = library.gpt_hook_wrap_backward
         self._wrap_backward.argtypes, self._wrap_backward.restype = [ctypes.py_object], ctypes.py_object
+        self._name_calls = library.gpt_hook_name_calls
+        self._name_calls.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.py_object]
         self.enter_outside = library.gpt_hook_layer_outside
         self.enter_outside.argtypes = [ctypes.c_char_p]
         self.leave = library.gpt_hook_layer_end
@@ -79,6 +110,10 @@ class Recorder:
         given = (pointer * (len(before) + len(addresses) + len(after)))(*before, *addresses, *after)
         if not 0 < place < FunctionType.__basicsize__ or not self._wrap(function, place, given):
             raise RuntimeError("this version of Python isn't supported")
+
+    def name_calls(self, function: FunctionType, name: bytes | None, kind: bytes | None) -> bool:
+        """Record a range during all calls of a function. Call `wrap` first. Returns False if that's impossible."""
+        return isinstance(function, FunctionType) and bool(self._name_calls(function, name, kind))
 
     def wrap_backward(self, original: FunctionType) -> Any:
         """Return the function for torch.autograd._engine_run_backward. Call `wrap` first."""
@@ -109,6 +144,7 @@ class Names:
         self._roots: set[int] = set()  # modules in `known` that were outermost
         self._refs: dict[int, Any] = {}
         self._outermost: set[bytes] = set()  # names of modules that were outermost: their class
+        self._functions: set[bytes] = set()  # names of functions that aren't modules
 
     def find(self, module: Any, outer: bytes | None) -> bytes:
         """Choose a name for a module that has none yet. `outer` is the name of the enclosing module."""
@@ -124,13 +160,27 @@ class Names:
         name, note = outer or b"", b""
         if name.endswith(BACKWARD):
             name, note = name[: -len(BACKWARD)], BACKWARD
+        if name in self._functions:
+            name = b""
         path = site.path.encode()
         if path and name and name not in self._outermost:
             path = name + b"." + path
-        found = self._keep_text((path or name) + note) if path or name else None
+        text = path or name or site.root.encode("utf-8", "backslashreplace")
+        found = self._keep_text(text + (BACKWARD if site.backward else note)) if text else None
         if found is not None:
             site[outer] = found
         return found
+
+    def find_set_up(self, kind: bytes, outer: bytes | None) -> bytes:
+        """Return the name of a kind of set-up for a module."""
+        name = (outer or b"").partition(b" (")[0]
+        return self._keep_text(b"(set-up: " + kind + (b" of " + name if name else b"") + b")")
+
+    def add_function(self, name: str) -> bytes:
+        """Return the name of the work of a function that isn't a module."""
+        kept = self._encode(f"{name}()")
+        self._functions.add(kept)
+        return kept
 
     def find_hooks(self, name: bytes | None) -> dict[int, Any]:
         """Return the hooks for nodes that belong to a module, which all of them share."""
@@ -221,6 +271,35 @@ def _wrap_ranges(owner: Any, recorder: Recorder) -> None:
     owner.__enter__, owner.__exit__ = _imitate(__enter__, enter), _imitate(__exit__, leave)
 
 
+def _call_indirectly(original: FunctionType) -> Any:
+    """Return a function that calls the original in a way that Python doesn't inline."""
+
+    def call(*args, **kwargs):  # type: ignore[no-untyped-def]
+        return original(*args, **kwargs)
+
+    call.__code__ = _move(call.__code__, original.__code__.co_filename)
+    return _imitate(call, original)
+
+
+def iter_functions(module: Any) -> Iterator[tuple[str, Any, bytes | None]]:
+    """Yield the functions of a Python module that have a range: the name, the function, and its kind of set-up."""
+    kind, pattern = SET_UP.get(module.__name__) or (None, FUNCTIONS_OUTSIDE[module.__name__])
+    found = [("", module)]
+    found += [(f"{name}.", one) for name, one in vars(module).items() if isinstance(one, type)]
+    for prefix, owner in found:
+        if prefix and owner.__module__ != module.__name__:
+            continue
+        for name, one in [*vars(owner).items()]:
+            if re.fullmatch(pattern, prefix + name):
+                function = getattr(one, "__func__", one)
+                if INLINES and isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+                    made = _call_indirectly(function)
+                    setattr(owner, name, classmethod(made) if function is not one else made)
+                while hasattr(function, "__wrapped__"):  # the inner one has the work of all its wrappers
+                    function = function.__wrapped__
+                yield name, function, kind
+
+
 class Patcher:
     """An import hook: it patches modules of PyTorch right after they have run."""
 
@@ -281,6 +360,7 @@ def install(load_file: Callable[[str, str], Any]) -> None:
     names = Names(recorder.new_hook)
     wrapped: list[bool] = []
     waiting: list[ModuleType] = []  # torch.autograd, if it's imported before the modules
+    early: list[ModuleType] = []  # the same for modules with functions to name
 
     def patch_modules(module: Any) -> None:
         _place(Names, module.__file__)
@@ -290,18 +370,22 @@ def install(load_file: Callable[[str, str], Any]) -> None:
         ]
         asked = torch._C.is_grad_enabled, getattr(torch._C, "_is_torch_function_mode_enabled", lambda: True)
         objects = (None, True, Exception, torch.Tensor, getattr(module, "Parameter", torch.Tensor), *attributes, *asked)
-        finders = (_make_finder(torch, module.__file__), names.find, names.find_site, names.find_hooks, names.add_hooks)
-        kept = (names.known, names.backward, names.hooks, torch.Tensor())
-        recorder.wrap(module.Module.__call__, (*objects, *finders, *kept))
+        finders = (_make_finder(torch, module.__file__), names.find, names.find_site)
+        adders = (names.find_set_up, names.find_hooks, names.add_hooks)
+        kept = (names.known, names.backward, names.hooks, names.add_function("backward"), torch.Tensor())
+        recorder.wrap(module.Module.__call__, (*objects, *finders, *adders, *kept))
         wrapped.append(True)
         for autograd in waiting:
             patch_autograd(autograd)
+        for one in (module, *early):
+            name_functions(one)
 
     def patch_autograd(module: Any) -> None:
         if not wrapped:
             waiting.append(module)
             return
         module._engine_run_backward = recorder.wrap_backward(module._engine_run_backward)
+        name_functions(module)
 
     def patch_profiler(module: Any) -> None:
         _wrap_ranges(module.record_function, recorder)
@@ -317,6 +401,7 @@ def install(load_file: Callable[[str, str], Any]) -> None:
         module._enable = _enable
 
     def patch_inductor(module: Any) -> None:
+        name_functions(module)
         for name, traced in (("compile_fx", False), ("_compile_fx_inner", True)):
             if hasattr(module, name):
                 setattr(module, name, code().watch(getattr(module, name), traced))
@@ -335,7 +420,17 @@ def install(load_file: Callable[[str, str], Any]) -> None:
         sys.modules["_gpt_layers"] = shared
         return made
 
+    def name_functions(module: Any) -> None:
+        if not wrapped:
+            early.append(module)
+        elif module.__name__ == "torch.cuda":
+            recorder.name_calls(module._lazy_init, None, None)
+        else:
+            for name, function, kind in iter_functions(module):
+                recorder.name_calls(function, None if kind else names.add_function(name), kind)
+
     patches: dict[str, Callable[[Any], None]] = {
+        **dict.fromkeys((*SET_UP, *FUNCTIONS_OUTSIDE, "torch.cuda"), name_functions),
         "torch.nn.modules.module": patch_modules,
         "torch.autograd": patch_autograd,
         "torch.autograd.profiler": patch_profiler,

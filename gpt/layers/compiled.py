@@ -16,12 +16,14 @@ import re
 import threading
 import tokenize
 from functools import wraps
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, NamedTuple
 
 NODES = re.compile(r"# (?:Topologically Sorted|Unsorted) Source Nodes: \[(.*?)\]")
 BACKWARD_CODE = re.compile(r"# AOT ID: \['\d+_backward'\]")
+FRAME = re.compile(r'File "([^"]*)", line \d+, in (\S+)')
 SCOPE = re.compile(r"(?:[LG]\['[^']*'\]|\w+)")  # what a path begins with: the variable that the outermost module was in
 STEP = re.compile(r"\.(\w+)|\[['\"]?(\w+)['\"]?\]")
+WRAPPING = "torch/optim/optimizer.py"  # every optimizer's step goes through its functions
 HIDDEN = frozenset(("_modules", "_orig_mod"))
 MODULE, REGION, SITES = "_gpt_layers", "_gpt_region", "_gpt_sites"  # what compiled code imports
 
@@ -33,16 +35,36 @@ def shorten(path: str) -> str:
     return ".".join(word for word in words if word not in HIDDEN)
 
 
-def _read_nodes(graph: Any, traced: bool) -> dict[str, str]:
-    """Return the module of each node, by the name that the node has in Inductor's comments. `traced` says whether
+class Place(NamedTuple):
+    """The place of an operation in the program: the path of its module below the outermost one, and `root`, the class
+    of the outermost one. Outside of modules, `root` is the outermost function, with parentheses.
+    """
+
+    path: str
+    root: str
+    in_module: bool
+
+
+def _find_place(meta: Any) -> Place | None:
+    if stack := meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"):
+        found = [*stack.values()]
+        (first, title), last = found[0], found[-1][0]
+        root = getattr(title, "__name__", str(title)).rpartition(".")[2]
+        return Place(shorten(last), root if SCOPE.fullmatch(first) else "", True)
+    frames = FRAME.findall(meta.get("stack_trace") or "")
+    own = [function for file, function in frames if not file.endswith(WRAPPING)] or [one for _, one in frames]
+    return Place("", f"{own[0]}()", False) if own else None
+
+
+def _read_nodes(graph: Any, traced: bool) -> dict[str, Place]:
+    """Return the place of each node, by the name that the node has in Inductor's comments. `traced` says whether
     AOTAutograd made the graph, because it gives nodes other names.
     """
     found = {}
     for node in graph.nodes:
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         before = traced and node.meta.get("from_node")
-        if node.op != "placeholder" and stack:
-            found[before[0].name if before else node.name] = shorten(list(stack.values())[-1][0])
+        if node.op != "placeholder" and (place := _find_place(node.meta)):
+            found[before[0].name if before else node.name] = place
     return found
 
 
@@ -51,9 +73,9 @@ class Site(Dict[Any, bytes]):
     there's a name for each of them: the key is the name of the module in which the code runs.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, place: Place | None, backward: bool) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.root, self.backward = place.path if place else "", place.root if place else "", backward
 
 
 class CompiledCode:
@@ -91,12 +113,13 @@ class CompiledCode:
                 pass  # code of another form stays as it is
         return compile(source, *args, **kwargs)
 
-    def mark(self, source: str, modules: dict[str, str]) -> str:
+    def mark(self, source: str, modules: dict[str, Place]) -> str:
         """Replace comments with calls, and keep the number of lines. Code without such comments isn't changed."""
         lines = source.splitlines(keepends=True)
         free = next((at for at, line in enumerate(lines) if line.strip()[:1] in ("", "#")), None)
         if free is None or not NODES.search(source):
             return source
+        backward = bool(BACKWARD_CODE.search(source))
         marked = False  # True if the function has a call
         brackets = 0  # open ones
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -107,7 +130,8 @@ class CompiledCode:
                 continue
             if token.type == tokenize.COMMENT and (found := NODES.match(token.string)):
                 known = [modules[name] for name in found[1].split(", ") if name in modules]
-                self.sites.append(Site(known[-1] if known else ""))
+                known = [place for place in known if place.in_module] or known
+                self.sites.append(Site(known[-1] if known else None, backward))
                 lines[at] = f"{lines[at][:column]}{REGION}({SITES}[{len(self.sites) - 1}])\n"
                 marked = True
             elif token.type == tokenize.NAME and token.string == "def":

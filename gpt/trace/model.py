@@ -128,6 +128,7 @@ class TraceModel:
             self._counted[number] += int(rows["count"].sum())
         if self._ranges is not None:
             self._ranges[number].add(process.take_ranges())
+            self._ranges[number].add(process.take_other_ranges(), chosen=False)
         for buffer in process.probes.take():
             key = number, buffer.launch.id
             if key not in self._by_id:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LAYERS = "gpt.layers"  # the domain of the ranges that 'gpt-hook --layers' records
 IN_RANGE = " (range)"  # after the name of a range that stands for a module
 UNKNOWN = "(unknown)"
+SET_UP = "(set-up: "  # begins the names of what 'gpt-hook --layers' knows to be set-up: (set-up: autotuning of out)
 NUMBER = re.compile(r"\d+")
 MOMENT = [("time", "<i8"), ("thread", "<u8"), ("row", "<u8")]
 
@@ -29,13 +30,21 @@ def fold(name: str) -> str:
 
 def find_layer(module: str) -> str:
     """Return the repeated block that a module is in: its path up to the first number, or to the first name that ends
-    with one and contains others, or the whole path.
+    with one and contains others, or the whole path. Set-up isn't split by layer.
     """
+    if module.startswith(SET_UP):
+        kind, _, of = module.partition(" of ")
+        return f"{kind})" if of else kind
     path, note, rest = module.partition(" (")
     words = path.split(".")
     ends = [at for at, word in enumerate(words, 1) if word.isdigit()]
     ends = ends or [at for at, word in enumerate(words[:-1], 1) if word[-1:].isdigit()]
     return ".".join(words[: ends[0]] if ends else words) + note + rest
+
+
+def is_call(name: str) -> bool:
+    """Return whether a range in the domain LAYERS is a call of a module: not set-up, a backward pass or a function."""
+    return not name.startswith(SET_UP) and not name.endswith(("(backward)", "()"))
 
 
 def name_range(text: tuple[str | None, str]) -> str:

@@ -61,9 +61,12 @@ class OpenRanges:
             yield [(part, _look_up(part, changes)) for part in rows]
 
     def _iter_ranges(self) -> Iterator[Array]:
-        for rows in self._kept.iter_ranges(self._process, self._last) if len(self._names) else ():
+        """Yield the ranges by start. The user's filters don't matter here, because a graph that they choose a replay of
+        may have been captured before, or in another thread.
+        """
+        for rows in self._kept.iter_ranges(self._process, self._last, every=True) if len(self._names) else ():
             known = np.isin(rows["name"], self._names)
-            self.started += int((known & ~rows["pushed"]).sum())
+            self.started += int((known & ~rows["pushed"] & rows["chosen"]).sum())
             yield rows[known & rows["pushed"]]
 
     def _number_of(self, path: Path) -> int:

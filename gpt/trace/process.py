@@ -123,6 +123,7 @@ class Process:
         self.sites = Sites()
         self.samples = Samples()
         self.ranges: list[Record] = []  # `range` and `range_end`
+        self._other_ranges: list[Record] = []  # the rest, which nodes of chosen replays may have been captured in
         self.diags: list[Record] = []
         self.drained = False  # True if the reader takes ranges and ioctls as they arrive
         self.machines = selection.machines
@@ -252,8 +253,9 @@ class Process:
                 self.probes.add(record)
             case "range_end":
                 self.ranges.append(record)
-            case "range" if self._selected.of_moment(record["thread"], record["start"]):
-                self.ranges.append(record)
+            case "range":
+                chosen = self._selected.of_moment(record["thread"], record["start"])
+                (self.ranges if chosen else self._other_ranges).append(record)
             case "tensor" | "tensor_end":
                 self.tensors.add(record)
             case "diag":
@@ -270,6 +272,11 @@ class Process:
     def take_ranges(self) -> list[Record]:
         """Return the records of ranges and their ends that have arrived since the last call."""
         found, self.ranges = self.ranges, []
+        return found
+
+    def take_other_ranges(self) -> list[Record]:
+        """Do the same for ranges that aren't in the selection."""
+        found, self._other_ranges = self._other_ranges, []
         return found
 
     @property

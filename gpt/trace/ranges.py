@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 NO_NAME = "(no name)"
 MANY = 1 << 13  # records that are kept as Python objects before they're spilled
 BEGUN = [("id", "<u8"), ("begin", "<u8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
-         ("ends", "?")]  # fmt: skip
+         ("ends", "?"), ("chosen", "?")]  # fmt: skip
 END = [("id", "<u8"), ("end", "<u8"), ("place", "<u8")]
 MARK = [("at", "<u8"), ("thread", "<u8"), ("name", "<u4")]
 RANGE = [("begin", "<i8"), ("end", "<i8"), ("thread", "<u8"), ("place", "<u8"), ("name", "<u4"), ("pushed", "?"),
-         ("open", "?")]  # fmt: skip
+         ("open", "?"), ("chosen", "?")]  # fmt: skip
 
 
 def name_range(record: Mapping[str, Any]) -> str:
@@ -38,12 +38,14 @@ def name_range(record: Mapping[str, Any]) -> str:
 class KeptRanges:
     """The ranges of a process, from `range` and `range_end` records.
 
-    `texts` are pairs of a domain (None for the default domain) and a name. For each of these, `marks` has the number of
-    marks, and the time stamps of the first and the last one.
+    `texts` are pairs of a domain (None for the default domain) and a name, and `chosen_texts` is what the user's
+    filters leave of them. For each of `texts`, `marks` has the number of marks, and the time stamps of the first and
+    the last one.
     """
 
     def __init__(self) -> None:
         self.texts: list[tuple[str | None, str]] = []
+        self.chosen_texts: set[tuple[str | None, str]] = set()
         self.marks: dict[int, tuple[int, int, int]] = {}
         self._numbers: dict[tuple[str | None, str], int] = {}
         aside = Aside()
@@ -54,14 +56,18 @@ class KeptRanges:
         self._marked: list[tuple[Any, ...]] = []
         self._place = 0  # counts records as they arrive
 
-    def add(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """Add these records. Raises OutputError."""
+    def add(self, found: Iterable[Mapping[str, Any]], chosen: bool = True) -> None:
+        """Add these records. Of ranges that aren't `chosen`, marks are left out. Raises OutputError."""
         for record in found:
             self._place += 1
             if record["kind"] == "range_end":
                 self._ended.append((record["id"], record["end"], self._place))
                 continue
+            if not chosen and record["type"] == "mark":
+                continue
             text = record.get("domain"), name_range(record)
+            if chosen:
+                self.chosen_texts.add(text)
             name = self._numbers.setdefault(text, len(self.texts))
             if name == len(self.texts):
                 self.texts.append(text)
@@ -73,7 +79,7 @@ class KeptRanges:
             else:
                 pushed = record["type"] == "push"
                 where = record.get("id", 0), start, record["thread"], self._place
-                self._begun.append((*where, name, pushed, "id" in record))
+                self._begun.append((*where, name, pushed, "id" in record, chosen))
         if len(self._begun) + len(self._ended) + len(self._marked) >= MANY:
             self._put_aside()
 
@@ -88,12 +94,13 @@ class KeptRanges:
         self._put_aside()
         return iter(self._moments)
 
-    def iter_ranges(self, process: Process, last: int) -> Iterator[Array]:
+    def iter_ranges(self, process: Process, last: int, every: bool = False) -> Iterator[Array]:
         """Yield the ranges as rows of RANGE, sorted by start, with outer ranges before inner ones. Times are in ns.
 
         `name` is an index into `texts`, and `place` is the position in the trace. Ranges that were `pushed` are nested
         within their thread; others may overlap in any way. An `open` range never ended; its end is the time of the last
-        record or call. Ranges that begin in the same nanosecond are in the same chunk.
+        record or call. Ranges that begin in the same nanosecond are in the same chunk. With `every`, ranges that the
+        user's filters leave out are included.
         """
         self._put_aside()
         joined = Sorted(Aside(), RANGE, "begin")
@@ -104,7 +111,7 @@ class KeptRanges:
             bound = max(bound, int(rows["begin"].max(initial=last)), int(rows["end"][~rows["open"]].max(initial=last)))
             joined.add(rows)
         for chunk in joined:
-            rows = chunk.copy()
+            rows = chunk[chunk["chosen"] | every]
             open_, begin, end = rows["open"], rows["begin"], rows["end"]
             rows["end"] = np.maximum(np.where(open_, bound, end), begin)
             yield rows[np.lexsort((rows["place"], -rows["end"], rows["begin"]))]
@@ -133,6 +140,6 @@ def _join_ends(process: Process, begun: Array, ended: Array) -> Array:
     rows, stamps = np.zeros(len(begun), RANGE), _find_ends(begun, ended)
     rows["begin"], rows["end"] = times_of(process, begun["begin"]), times_of(process, stamps)
     rows["open"] = stamps == 0
-    for name in ("thread", "place", "name", "pushed"):
+    for name in ("thread", "place", "name", "pushed", "chosen"):
         rows[name] = begun[name]
     return rows

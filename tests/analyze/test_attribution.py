@@ -99,7 +99,7 @@ def test_a_replay_is_split_by_the_times_of_its_nodes():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("operations", [[], [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 8}]])
+@pytest.mark.parametrize("operations", [[], [{"type": "memcpy", "op": "DtoD", "nodes": 1, "bytes": 1 << 20}]])
 def test_unsplittable_replay_is_one_row(operations):
     eager = launches((1, 1.2, 1)), times((1, 1.2, 1, 1, 3), (2, 50, 2, 0, 14))
     nodes = CAPTURED if not operations else [CAPTURED[0], (1, 1, 2.5)]
@@ -112,11 +112,55 @@ def test_unsplittable_replay_is_one_row(operations):
     }  # fmt: skip
 
 
+def test_a_small_copy_in_a_graph_counts_as_its_shortest_kernel():
+    eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 18))
+    zeros = [{"type": "memset", "op": "set", "nodes": 2, "bytes": 8}]
+    found = by("module", *eager, graph(5, CAPTURED, operations=zeros), replays((2, 50)), LAYERED)
+    assert rows(found, "module", "gpu_total", "split") == {
+        "layers.N.attn": (15 * MS, 12 * MS), "layers.N.mlp": (3 * MS, 2 * MS), "(graphs, not split)": (4 * MS, 4 * MS),
+    }  # fmt: skip
+    assert found.verdicts["by_module"][1].startswith("(graphs, not split): 4.00ms of that are small copies")
+
+
+def test_set_up_is_apart_from_modules():
+    """Variants of a kernel that were tuned don't count when a replay is split."""
+    ready = ranges(("layers.0", 0, 9), ("(set-up: autotuning of layers.0.x)", 1, 5), domain=LAYERS)
+    work = ranges(("layers.1.x", 10, 19), domain=LAYERS, first=9)
+    calls = (1, 2, 1), (1, 3, 1), (1, 6, 1), (1, 11, 2), (1, 12, 1)
+    given = (
+        *ready,
+        *work,
+        launches(*calls),
+        times((1, 2, 1, 1, 40), (1, 6, 1, 1, 2), (1, 11, 1, 2, 6), (2, 50, 2, 0, 8)),
+    )
+    given = *given, graph(5, [(1, 1, 6.5), (2, 1, 11.5)]), replays((2, 50))
+    found = by("layer", *given)
+    assert rows(found, "layer", "launches", "gpu_total") == {
+        "layers.1": (3, 12 * MS), "layers.0": (2, 4 * MS), "(set-up: autotuning)": (2, 40 * MS),
+    }  # fmt: skip
+    assert [row["name"] for row in found.rows["by_layer"]][-1] == "(set-up: autotuning)"
+    assert found.verdicts["by_layer"][0] == "set-up: 71.4 % of the GPU time, in none of the modules' rows"
+    assert rows(by("module", *given), "module", "path")["(set-up: autotuning of layers.N.x)"] == (
+        "(set-up: autotuning of layers.N.x)",
+    )
+
+
 def test_a_node_from_elsewhere_belongs_to_the_replay():
     nodes = [(1, 1, 1.5), (2, 1, 0), (2, 9, 2.5)]  # unknown, and by a thread without ranges
     decode = ranges(("decode", 40, 60, 2), domain=LAYERS, first=9)
     found = by("module", graph(5, nodes), replays((2, 50), (2, 70)), LAYERED, decode)
     assert rows(found, "module", "launches") == {"layers.N.attn": (2,), "decode": (2,), "(unknown)": (2,)}
+
+
+@pytest.mark.parametrize("options", [("--time", "1.01,"), ("--time", "1.01,", "--tid", "2"), ()])
+def test_a_chosen_replay_belongs_to_modules_that_were_captured_before(options):
+    """So does a launch in a range that was open when the chosen time began."""
+    epochs = ranges(("epoch", 0, 90, 2), first=9)
+    given = *APIS, *KERNELS, *graph(5, CAPTURED), *replays((2, 50)), *launches((2, 60, 1)), *LAYERED, *epochs
+    found = ask("summary", forge.trace(*given, monotonic=0), args=("--by", "module", *options))
+    assert rows(found, "module", "launches") == {
+        "layers.N.attn": (2,), "layers.N.mlp": (1,), "epoch (range)": (1,),
+    }  # fmt: skip
 
 
 def test_trace_without_nodes_is_reported():

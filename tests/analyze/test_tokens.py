@@ -59,10 +59,13 @@ def test_ranges_named_like_steps():
 
 
 def test_calls_of_the_outermost_module():
-    """A prefill launches another kernel; the ranges of inner modules and of a backward pass aren't steps."""
+    """A prefill launches another kernel; the ranges of inner modules, of functions, of set-up and of a backward pass
+    aren't steps.
+    """
     calls = [("Llama", 0, 20), ("layers.0", 1, 19), *[("Llama", 30 + 10 * n, 35 + 10 * n) for n in range(4)]]
     work = launches((1, 2, 2), (1, 3, 2), *((1, 31 + 10 * n, 1) for n in range(4)))
-    found = told(ranges(*calls, ("Llama (backward)", 100, 110), domain=LAYERS), work)
+    more = ("generate()", 0, 120), ("(set-up: weights)", 0, 1), ("(set-up: autotuning of layers.0)", 2.5, 4)
+    found = told(ranges(*more, *calls, ("Llama (backward)", 100, 110), domain=LAYERS), work)
     assert phases(found, "steps", "p50") == {"prefill": (1, 30 * MS), "decode": (4, 10 * MS)}
     assert [row["tokens"] for row in found.rows["generations"]] == [5]
     assert found.verdicts["phases"][0] == "steps: calls of the outermost module; decode steps launch the same kernels"

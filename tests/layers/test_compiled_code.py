@@ -93,6 +93,30 @@ def test_a_cached_backward_pass_has_no_graph(run):
     assert run(backward) == [None, "layers.0.up", "", "norm"]
 
 
+def find_sites(source: str, *nodes) -> list[tuple[str, str, bool]]:
+    """Return the path, the root, and whether it's a backward pass, of each place in the code."""
+    made = CompiledCode()
+    graph = SimpleNamespace(nodes=nodes)
+    made.watch(lambda _: made.compile(source, "code.py", "exec"), True)(SimpleNamespace(graph=graph))
+    return [(site.path, site.root, site.backward) for site in made.sites]
+
+
+def test_code_that_runs_outside_of_modules_is_named_by_its_graph():
+    """An optimizer's step goes through wrappers in PyTorch. A kernel of both belongs to the module."""
+    step = '  File "/torch/optim/optimizer.py", line 5, in wrapper\n    x\n  File "/a.py", line 1, in <lambda>\n    y\n'
+    own = node("mystery", None)
+    own.meta["stack_trace"] = step + '  File "/b.py", line 2, in inner\n    z\n'
+    wrapped = node("norm", None)
+    wrapped.meta["stack_trace"] = step.partition('\n  File "/a.py')[0]
+    silu, product = node("sigmoid", "L['self'].act", "silu"), node("add", None, "linear_1")
+    product.meta["stack_trace"] = step
+    assert find_sites(SOURCE, own, wrapped, silu, product) == [
+        ("act", "object", False), ("", "<lambda>()", False), ("", "wrapper()", False),
+    ]  # fmt: skip
+    backward = find_sites(SOURCE.replace("0_inference", "0_backward"), own)
+    assert backward == [("", "", True), ("", "<lambda>()", True), ("", "", True)]
+
+
 def test_comment_inside_expression_is_kept(run):
     source = SOURCE.replace("(args, )", "(args,\n            # Unsorted Source Nodes: [norm]\n )")
     assert run(source) == [None, "layers.0.up", "", "norm"]

@@ -5,9 +5,13 @@ Each scenario is a function; the arguments choose some.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import ctypes
 import gc
+import inspect
 import os
+import pickle
 import sys
 import threading
 import weakref
@@ -134,6 +138,93 @@ def compiled_backward() -> None:
     with compiled_autograd._enable(torch.compile(backend=backend)):
         model(torch.ones(1, 8)).sum().backward()
     print(tell(model), sizes, len(utils.counters["graph_break"]))
+
+
+def flows() -> None:
+    """Call modules recursively, in generators and in coroutines; some are shared, and some get their weights late."""
+
+    class Recursive(nn.Linear):
+        def forward(self, x, times=0):
+            return self(super().forward(x), times - 1) if times else x
+
+    class Generating(nn.Linear):
+        def forward(self, x):
+            for _ in range(3):
+                x = super().forward(x)
+                yield x
+
+    class Waiting(nn.Sequential):
+        async def forward(self, x):
+            await asyncio.sleep(0)
+            return super().forward(x)
+
+    async def wait() -> list[torch.Tensor]:
+        return await asyncio.gather(*(waiting(x * number) for number in range(3)))
+
+    torch.manual_seed(1)
+    x, shared = torch.ones(1, 4), nn.Linear(4, 4)
+    recursive, generating, waiting = Recursive(4, 4), Generating(4, 4), Waiting(shared, nn.ReLU(), shared)
+    recursive(x, 5).sum().backward()
+    streams = [generating(x), generating(x)]
+    print(tell(recursive), [one.sum().item() for pair in zip(*streams, strict=True) for one in pair])
+    print([one.sum().item() for one in asyncio.run(wait())])
+    try:
+        recursive(x, 5000)
+    except RecursionError as error:
+        print(type(error), recursive(x, 2).shape)
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.Identity())
+    print(lazy(x).shape, nn.DataParallel(lazy)(x).shape)
+    attention = nn.MultiheadAttention(4, 2)
+    attention(x, x, x)[0].sum().backward()
+    print(tell(attention))
+
+
+class Loss(nn.Module):
+    def forward(self, x):
+        return nn.functional.mse_loss(x, x + 1, reduction="sum")
+
+
+def loss_of(x: torch.Tensor, y: torch.Tensor):
+    return torch.nn.functional.mse_loss(x, y) + torch.nn.functional.smooth_l1_loss(x, y, beta=2.0)
+
+
+def functions() -> None:
+    """Use functions outside of modules in all ways in which PyTorch or the program looks at them."""
+    functional, x = nn.functional, torch.ones(3, requires_grad=True)
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is functional.mse_loss:
+                print("asked")
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Own(nn.Linear):
+        def _apply(self, function, recurse=True):
+            print("own")
+            return super()._apply(function, recurse)
+
+    functional.mse_loss(torch.ones(2).as_subclass(Asked), torch.zeros(2))
+    loss = functional.mse_loss
+    print(inspect.signature(functional.cross_entropy), inspect.getsource(loss)[:20], loss.__name__, loss.__module__)
+    print(pickle.loads(pickle.dumps(loss)) is loss, copy.deepcopy(loss) is loss)
+    print(torch.jit.script(loss_of)(x, x * 2), torch.fx.symbolic_trace(Loss()).code)
+    print(torch.func.vmap(torch.func.grad(lambda y: loss(y, torch.zeros(3))))(torch.ones(2, 3)))
+    print(torch.autograd.grad(loss_of(x, x * x), x, create_graph=True)[0].sum().item())
+    model = make_model()
+    functional.cross_entropy(model(torch.ones(2, 8)), torch.tensor([0, 1])).backward()
+    print(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item(), tell(model))
+    print(Own(2, 2).double().weight.dtype, model.load_state_dict(model.state_dict()))
+    for call in (lambda: loss(x, None), lambda: model.apply(lambda _: {}[1]), lambda: nn.init.ones_(3)):
+        try:
+            call()
+        except Exception as error:
+            print(repr(error))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.ones(1, 8)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    print(tell(model), scaler.get_scale())
 
 
 def lives() -> None:

@@ -96,7 +96,7 @@ def test_kernels_of_compiled_code_belong_to_the_module_of_their_last_operation(t
     assert ran(tmp_path, "inductor", options=()) == with_layers
 
 
-ODD = "overrides", "exceptions", "autograd", "transforms", "scripts", "compiled_backward"
+ODD = "overrides", "exceptions", "autograd", "transforms", "scripts", "flows", "functions", "compiled_backward"
 
 
 @pytest.mark.full
@@ -117,6 +117,15 @@ def test_an_optimizer_and_a_named_range_have_rows(tmp_path):
     found = launches(tmp_path, "layer")
     assert {name: count for name, count in found.items() if not name.startswith(("layers.", "head"))} == {
         "SGD.step": 1, "loss of all": 1, "(unknown)": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.full
+def test_a_loss_and_the_weights_have_rows(tmp_path):
+    ran(tmp_path, "lossy")
+    assert launches(tmp_path) == {
+        "head": 1, "head (backward)": 1, "mse_loss()": 1, "mse_loss() (backward)": 1, "backward()": 1,
+        "(set-up: weights)": 1, "(set-up: weights of head)": 1,
     }  # fmt: skip
 
 
@@ -183,6 +192,9 @@ class Module:
 
     def __call__(self, *args, **kwargs):
         return self.forward(*args, **kwargs)
+
+    def apply(self, function):
+        return function(self)
 """
 TORCH = """
 import contextlib
@@ -202,8 +214,13 @@ class _C:
     def _is_torch_function_mode_enabled():
         return Tensor.mode
 
+import torch.nn.functional
 import torch.nn.modules.module
 import torch.autograd
+"""
+FUNCTIONAL = """
+def mse_loss(x, *more, then=None):
+    return then() if then else x
 """
 AUTOGRAD = """
 def _engine_run_backward(nodes):
@@ -262,6 +279,25 @@ torch.Tensor.mode = True
 assert len(model(Made())[0].node.hooks) == 1
 torch.Tensor.mode = False
 torch.autograd._engine_run_backward(Node.made[::-1])
+from torch.nn import functional
+from torch.nn.functional import mse_loss
+
+class Apart(Module):
+    def apply(self, function):
+        return super().apply(function) + function(self)
+
+    def forward(self, x):
+        return mse_loss(x, then=lambda: 4)
+
+apart = Apart()
+print(apart(1), mse_loss(2), functional.mse_loss(3, 4, then=lambda: mse_loss(5)), apart.apply(lambda one: 6))
+print(mse_loss.__name__, [len(mse_loss(Made(), Made()).node.hooks) for _ in range(2)])
+try:
+    apart.apply(lambda one: one(None) and 1 / 0)
+except ZeroDivisionError as error:
+    print(error)
+print(apart(7))
+del apart
 before = sys.getrefcount(None), sys.getrefcount(model.inner)
 for _ in range(1000):
     model.inner(1)
@@ -276,7 +312,8 @@ def fake(tmp_path) -> Path:
     for name in ("", "nn", "nn/modules"):
         (tmp_path / "torch" / name).mkdir()
         (tmp_path / "torch" / name / "__init__.py").write_text("")
-    for name, text in {"__init__": TORCH, "nn/modules/module": MODULE, "autograd": AUTOGRAD}.items():
+    files = {"__init__": TORCH, "nn/modules/module": MODULE, "nn/functional": FUNCTIONAL, "autograd": AUTOGRAD}
+    for name, text in files.items():
         (tmp_path / "torch" / f"{name}.py").write_text(text)
     (tmp_path / "program.py").write_text(PROGRAM_OF_FAKE)
     return tmp_path
@@ -302,5 +339,8 @@ def test_calls_pass_through_the_library_in_each_version_of_python(fake, python):
     if not shutil.which(python):
         pytest.skip(f"no {Path(python).name}")
     done = hooked.run(fake / "t.mp", python, "program.py", options=("--layers",), cwd=fake)
-    assert (done.stdout, done.stderr) == ("no input\n[1, 1, 1, 1]\nTrue True\n", "")
-    assert count_ranges(fake) == {"Outer": 3, "layers.0": 1003, "layers.0 (backward)": 4}
+    printed = "no input\n[1, 1, 1, 1]\n4 2 5 12\nmse_loss [1, 1]\ndivision by zero\n4\nTrue True\n"
+    assert (done.stdout, done.stderr) == (printed, "")
+    assert count_ranges(fake) == {
+        "Outer": 3, "layers.0": 1003, "layers.0 (backward)": 4, "Apart": 2, "mse_loss()": 5, "(set-up: weights)": 2,
+    }  # fmt: skip

@@ -6,13 +6,14 @@ around the replay.
 
 A replay has one GPU time for all of its nodes. If its nodes belong to different rows, that time is split among them in
 proportion to the times that 'gpt-hook run --node-times' measured in some replays, or else to the mean times that their
-kernels had outside of graphs; without these, it stays in a row of its own.
+kernels had outside of graphs; without these, it stays in a row of its own. A small copy counts as the graph's shortest
+kernel, and stays in that row, because the trace doesn't say where it was captured.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,16 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
+from gpt.analyze.lib.attributed import UNSPLIT, Sums, Verdict
 from gpt.analyze.lib.sequence import IOCTL, LAUNCH, Acts
-from gpt.base.printable import shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.demangle import demangle
-from gpt.screen.units import amount, human_share, human_time
 from gpt.trace.calls_store import times_of
 from gpt.trace.event_costs import EventCost, find_costs
 from gpt.trace.find_calls import find_calls
 from gpt.trace.graphs import GRAPH_LAUNCH
-from gpt.trace.modules import IN_RANGE, LAYERS, UNKNOWN, find_layer, fold, name_module, name_range
+from gpt.trace.modules import IN_RANGE, LAYERS, SET_UP, UNKNOWN, find_layer, fold, name_module, name_range
 from gpt.trace.node_times import name_type
 from gpt.trace.open_ranges import NO_PATH, OpenRanges
 from gpt.trace.sites import BETWEEN
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from gpt.trace.process import Process
     from gpt.trace.spill import Array
 
-UNSPLIT, COPIES = "(graphs, not split)", "(copies)"
+COPIES = "(copies)"
 CALLER = " < "  # between a function and its caller
+SMALL = 1 << 16  # bytes of a copy that takes about as long as a short kernel
 FRAMES = 8  # functions of a stack that a row names
-TOP, NAMED, WIDEST = 40, 3, 40  # rows; kernels named in a line, and their width
+TOP = 40  # rows
 MOMENT = [("time", "<i8"), ("thread", "<u8"), ("function", "<u4"), ("object", "<u8"), ("stamp", "<u8")]
 TIMED = [("time", "<i8"), ("thread", "<u8"), ("api", "<u4"), ("function", "<u4"), ("duration", "<f8")]
 CREATED = [("time", "<i8"), ("thread", "<u8"), ("stamp", "<u8")]
@@ -53,23 +54,6 @@ Label = Callable[["_Part", int, int], str]  # path, and function or minus the ap
 Key = tuple[int, int]  # path, function
 FindGroup = Callable[["Array"], "Array"]  # the group of each call, by its time in ns
 Replay = tuple[int, int, int]  # path, handle, time stamp from which the graph has it
-
-
-class Sums(NamedTuple):
-    """Sums of launches and GPU times.
-
-    `in_graphs` launches were made by graphs. `timed` counts the kernels, copies and graphs that have a GPU time, `time`
-    adds up these times in ns, and `split` is the estimated part of `time`.
-    """
-
-    launches: float = 0
-    in_graphs: float = 0
-    timed: float = 0
-    time: float = 0
-    split: float = 0
-
-    def __add__(self, other: Any) -> Sums:
-        return Sums(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass
@@ -148,6 +132,8 @@ class Manner(NamedTuple):
         """
         if not self.separator:
             return None
+        if label.startswith(SET_UP):
+            return label.replace(";", ",")
         text, _, note = label.replace(";", ",").partition(" (") if self.layers else (label.replace(";", ","), "", "")
         frames = text.split(self.separator)
         return ";".join([*([f"({note}"] if note else []), *(frames[::-1] if self.stacks else frames)])
@@ -173,8 +159,8 @@ def attribute(trace: TraceModel, by: str) -> Answers:
     manner = MANNERS[by]
     rows: dict[str, Sums] = defaultdict(Sums)
     parts = [part for number in range(len(trace.processes)) for part in _add_up(trace, number, manner)]
-    verdict = _Verdict(by, bool(trace.gpus()))
-    means = _find_means(parts)
+    verdict = Verdict(by, bool(trace.gpus()))
+    means = _find_means(parts, manner)
     for part in parts:
         verdict.started += part.ranges.started
         _add_part(part, manner, means, rows, verdict)
@@ -187,9 +173,9 @@ def sum_layers(
     """Add up the launches and GPU times of a process by layer, for each group of calls. Return these sums for all
     groups but the first, and lines that say how the times of replays were split.
     """
-    manner, verdict = MANNERS["layer"], _Verdict("layer", timed=True)
+    manner, verdict = MANNERS["layer"], Verdict("layer", timed=True)
     parts = _add_up(trace, number, manner, groups, find_group)
-    means, found = _find_means(parts), []
+    means, found = _find_means(parts, manner), []
     for part in parts[1:]:
         rows: dict[str, Sums] = defaultdict(Sums)
         _add_part(part, manner, means, rows, verdict)
@@ -201,7 +187,7 @@ def sum_layers(
     return found, [*verdict.lines(both)]
 
 
-def _add_part(part: _Part, manner: Manner, means: dict[str, float], rows: dict[str, Sums], verdict: _Verdict) -> None:
+def _add_part(part: _Part, manner: Manner, means: dict[str, float], rows: dict[str, Sums], verdict: Verdict) -> None:
     for (path, function), sums in part.direct.items():
         rows[label := manner.label(part, path, function)] += sums
         if label == UNKNOWN:
@@ -331,66 +317,20 @@ def _count_times(part: _Part, times: Array, paths: Array, handles: Array, since:
 # Replays
 
 
-def _find_means(parts: Iterable[_Part]) -> dict[str, float]:
-    """Return the mean GPU time of each kernel outside of graphs."""
-    sums: dict[str, Sums] = defaultdict(Sums)
+def _find_means(parts: Iterable[_Part], manner: Manner) -> dict[str, float]:
+    """Return the mean GPU time of each kernel outside of graphs, and outside of set-up if it also ran there: tuning
+    tries variants of a kernel.
+    """
+    sums: tuple[dict[str, Sums], ...] = defaultdict(Sums), defaultdict(Sums)  # in set-up, outside of it
     for part in parts:
-        for (_, function), one in part.direct.items():
+        for (path, function), one in part.direct.items():
             if function >= 0 and one.timed:
-                sums[part.kernel(function)] += one
-    return {name: one.time / one.timed for name, one in sums.items()}
+                ready = manner.layers and part.module(path).startswith(SET_UP)
+                sums[not ready][part.kernel(function)] += one
+    return {name: one.time / one.timed for name, one in {**sums[0], **sums[1]}.items()}
 
 
-@dataclass
-class _Verdict:
-    """Collects the lines below the table."""
-
-    by: str
-    timed: bool
-    started: int = 0
-    no_origin: float = 0  # launches in replays of nodes whose creation isn't recorded
-    split: float = 0  # ns
-    by_node: float = 0  # ns that were split by the times of nodes
-    rough: float = 0  # the part of by_node whose cost of events is a guess
-    unsplit: float = 0
-    contents: Counter[str] = field(default_factory=Counter)  # ns or launches of the row UNKNOWN, by kernel or copy
-
-    def lines(self, rows: dict[str, Sums]) -> Iterator[str]:
-        """Yield the lines."""
-        launches, time = (sum(getattr(one, name) for one in rows.values()) for name in ("launches", "time"))
-        if (unknown := rows.get(UNKNOWN)) and self.by != "kernel":
-            share = 100 * unknown.time / time if time else 100 * unknown.launches / (launches or 1)
-            what = "GPU time" if time else "launches"
-            where = {"range": "an open range", "stack": "a recorded stack"}.get(self.by, "a module")
-            whole = self.contents.total() or 1
-            most = (f"{shorten(name, WIDEST, middle=False)} {human_share(100 * one / whole)}"
-                    for name, one in self.contents.most_common(NAMED))  # fmt: skip
-            yield f"{UNKNOWN}: {share:.1f} % of the {what}, without {where}; of that, {', '.join(most)}"
-        if self.no_origin:
-            fact = "as the trace doesn't say where these nodes were created"
-            yield f"{amount(int(self.no_origin), 'launch')} in replays counted where the graph was launched: {fact}"
-        if self.split:
-            how = "in proportion to the mean times of these kernels outside of graphs"
-            yield f"estimated: {human_time(self.split)} of replays, split {how}"
-        if self.by_node:
-            how = "in proportion to the times of their nodes, which --node-times measured in some of them"
-            yield f"{human_time(self.by_node)} of replays split {how}"
-        if self.rough:
-            why = "no replay without events has a GPU time, so the cost of events isn't known well"
-            yield f"{human_time(self.rough)} of them are less exact: {why}"
-        if self.unsplit:
-            fact = (
-                "the time of a replay is one for all nodes, and not all of their kernels have a time outside of graphs:"
-                " 'gpt-hook run --node-times 1/10' measures nodes"
-            )
-            yield f"{UNSPLIT}: {human_time(self.unsplit)}; {fact}"
-        if self.started:
-            yield f"{amount(self.started, 'range')} that no thread pushed: see 'gpt-analyze nvtx'"
-        if not self.timed:
-            yield "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran"
-
-
-def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdict: _Verdict,
+def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdict: Verdict,
                 launches: float) -> Iterator[tuple[Key, int]]:  # fmt: skip
     """Yield the kernels that a replay launches, as path and function, and how often it launches each."""
     origins: NodeOrigins | None = part.process.graphs.origins(handle, graph)
@@ -422,7 +362,7 @@ def _sum_nodes(part: _Part, manner: Manner, path: int, handle: int, graph: Graph
 
 
 def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int, sums: Sums, means: dict[str, float],
-                 rows: dict[str, Sums], verdict: _Verdict) -> None:  # fmt: skip
+                 rows: dict[str, Sums], verdict: Verdict) -> None:  # fmt: skip
     """Add a graph's replays to the rows that its nodes belong to: their launches, and a share of their GPU time."""
     graph = next((one for one in part.process.graphs.of(handle) if one.since == since), None)
     nodes = list(_iter_nodes(part, path, handle, graph, verdict, sums.launches)) if graph else []
@@ -440,23 +380,33 @@ def _add_replays(part: _Part, manner: Manner, path: int, handle: int, since: int
         verdict.by_node += split
         verdict.rough += split if part.costs[handle, since].replay is None else 0
         return
-    copies = any(one.type in ("memcpy", "memset") for one in graph.operations or ()) if graph else False
-    weights = [means.get(part.kernel(function), 0.0) * count for (_, function), count in nodes]
+    copies = [one for one in graph.operations or () if one.type in ("memcpy", "memset")] if graph else []
+    kernels = [means.get(part.kernel(function), 0.0) for (_, function), _ in nodes]
     if not nodes or len({*labels}) == 1:
         label = labels[0] if nodes else manner.label(part, path, 0) if verdict.by != "kernel" else UNSPLIT
         rows[label] += Sums(timed=sums.timed, time=sums.time)
         verdict.unsplit += sums.time if label == UNSPLIT else 0
-    elif all(weights) and not copies:
+    elif all(kernels) and all(one.bytes <= SMALL * one.nodes for one in copies):
         verdict.split += sums.time
+        weights = [mean * count for mean, (_, count) in zip(kernels, nodes, strict=True)]
+        if copies:
+            labels.append(UNSPLIT)
+            weights.append(min(kernels) * sum(one.nodes for one in copies))
         for label, weight in zip(labels, weights, strict=True):
             time = sums.time * weight / sum(weights)
             rows[label] += Sums(timed=sums.timed, time=time, split=time)
+        verdict.copied += sums.time * weights[-1] / sum(weights) if copies else 0
     else:
         verdict.unsplit += sums.time
         rows[UNSPLIT] += Sums(timed=sums.timed, time=sums.time)
 
 
-def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> dict[str, Any]:
+def _rank(name: str) -> int:
+    """Return where a row belongs: work, then set-up, then what couldn't be attributed."""
+    return 2 if name in (UNKNOWN, UNSPLIT) else int(name.startswith(SET_UP))
+
+
+def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: Verdict) -> dict[str, Any]:
     columns = (
         Column("name", "text", "kernel" if by == "kernel" else "", manner.title),
         Column("launches", "u64"),
@@ -476,7 +426,7 @@ def _make(by: str, manner: Manner, rows: dict[str, Sums], verdict: _Verdict) -> 
         share = 100 * (one.time if verdict.timed else one.launches) / (whole or 1)
         times = (one.time, one.split) if verdict.timed else (None, None)
         found.append((name, one.launches, one.in_graphs, share, *times, manner.path(name)))
-    found.sort(key=lambda row: (row[0] in (UNKNOWN, UNSPLIT), -(row[4] or 0), -row[1], row[0]))
+    found.sort(key=lambda row: (_rank(row[0]), -(row[4] or 0), -row[1], row[0]))
     value = "gpu_total" if verdict.timed else "launches"
     plots = [plot("bars", "name", value)]
     if any(row[-1] for row in found):

@@ -32,13 +32,16 @@ struct method { // PyMethodDef
 
 static struct gpt_python saved; // with references to its objects: modules may run until Python has ended
 static const struct gpt_python *python;
+static size_t vectorcall_at; // where a Python function has its vectorcall
 static bool tagging = true;
 
 // Thread-local. There's little room for such variables, and the program's other libraries need some of it.
 static TLS object *inside;          // the name of the innermost module, or NULL outside of all
 static TLS object *backward_module; // the open module of a backward pass, or NULL
 static TLS uint32_t thread_number;
-static TLS bool in_region; // a module is open in compiled code
+static TLS object *region;  // the module that's open in compiled code, or NULL
+static TLS object *setting; // the kind of set-up in which the thread is, such as autotuning, or NULL
+static TLS object *delayed; // the name of its range, while that waits for the driver
 
 static object *type_of(object *one) { return *(object **)((char *)one + python->type_at); }
 
@@ -54,9 +57,9 @@ static bool drop_error(void) {
 }
 
 static void end_region(void) {
-    if (in_region)
+    if (region)
         gpt_hook_layer_end();
-    in_region = false;
+    region = NULL;
 }
 
 // -- Backward passes -------------------------------------------------------
@@ -70,10 +73,12 @@ static void end_backward(void) {
 
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
-    HOOK_HOLD_SIGNALS; // once for both records, as it takes two system calls
-    end_backward();
-    if (name != python->none && gpt_hook_layer(python->text_of(name)))
-        backward_module = name;
+    if (!setting) {
+        HOOK_HOLD_SIGNALS; // once for both records, as it takes two system calls
+        end_backward();
+        if (name != python->none && gpt_hook_layer(python->text_of(name)))
+            backward_module = name;
+    }
     python->add_reference(python->none);
     return python->none;
 }
@@ -202,12 +207,13 @@ object *gpt_hook_new_node_hook(object *name) { return python->new_function(&meth
 void gpt_hook_stop_tagging(void) { tagging = false; }
 
 static object *run_backward(object *original, object *arguments, object *keywords) {
-    // a thread of the engine may still be in a module of the pass before
+    // a pass begins outside of modules, but a thread of the engine may still be in one of the pass before
     if (hook_records_layers() && python->tuple_size(arguments) &&
-        !tag(python->tuple_item(arguments, 0), python->none, MOST_DEPTH))
+        !tag(python->tuple_item(arguments, 0), python->backward_pass, MOST_DEPTH))
         return NULL;
     object *result = python->call_with(original, arguments, keywords);
-    end_backward();
+    if (!setting)
+        end_backward();
     return result;
 }
 
@@ -234,10 +240,9 @@ static object *name_of(object *module) {
     return name;
 }
 
-static bool tag_arguments(object *const *args, size_t count, object *keywords) {
-    object *name = backward_name(outer());
+static bool tag_arguments(object *name, object *const *args, size_t count, object *keywords) {
     count += keywords ? (size_t)python->tuple_size(keywords) : 0;
-    for (size_t i = 1; i < count; i++)
+    for (size_t i = 0; i < count; i++)
         if (!tag(args[i], name, MOST_DEPTH))
             return false;
     return true;
@@ -245,12 +250,13 @@ static bool tag_arguments(object *const *args, size_t count, object *keywords) {
 
 static object *call_module(object *function, object *const *args, size_t flags, object *keywords) {
     size_t count = flags << 1 >> 1; // the highest bit is another flag
-    if (!count || !hook_records_layers())
+    if (!count || setting || !hook_records_layers())
         return python->vectorcall(function, args, flags, keywords);
     object *name = name_of(args[0]);
     if (!name)
         return NULL;
-    if (is_true(python->is_grad_enabled) && !tag_arguments(args, count, keywords))
+    if (is_true(python->is_grad_enabled) &&
+        !tag_arguments(backward_name(outer()), args + 1, count - 1, keywords))
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
@@ -268,7 +274,100 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     return result;
 }
 
-int gpt_hook_layer_outside(const char *name) { return !inside && gpt_hook_layer(name); }
+int gpt_hook_layer_outside(const char *name) { return !inside && !setting && gpt_hook_layer(name); }
+
+// -- Functions that aren't modules -----------------------------------------
+
+enum { NAMED = 1 << 10 }; // a power of two; at most half of them are used
+
+static struct {
+    object *function, *name; // name: of its range outside of modules, or NULL
+    object *kind;            // kind of set-up that it does, or NULL
+} named[NAMED];
+
+static size_t find_named(object *function) {
+    size_t at = (uintptr_t)function / sizeof(object *) * APART % NAMED;
+    while (named[at].function && named[at].function != function)
+        at = (at + 1) % NAMED;
+    return at;
+}
+
+// Call a function that prepares the program's work. Its launches belong to the set-up, even within a module.
+static object *set_up(object *kind, object *function, object *const *args, size_t flags, object *keywords) {
+    object *around = region ? region : !inside && backward_module ? backward_module : outer();
+    object *name = python->call(python->find_set_up, kind, around, NULL), *before = setting;
+    if (!name) {
+        if (!drop_error())
+            return NULL;
+        return python->vectorcall(function, args, flags, keywords);
+    }
+    python->drop(name); // nothing frees it
+    object *waiting = delayed;
+    setting = kind;
+    delayed = gpt_hook_layer(python->text_of(name)) ? NULL : name;
+    object *result = python->vectorcall(function, args, flags, keywords);
+    if (!delayed)
+        gpt_hook_layer_end();
+    setting = before;
+    delayed = waiting;
+    return result;
+}
+
+// Call a function that loads the driver. Until then, nothing was recorded.
+static object *load_driver(object *function, object *const *args, size_t flags, object *keywords) {
+    object *result = python->vectorcall(function, args, flags, keywords);
+    if (delayed && gpt_hook_layer(python->text_of(delayed)))
+        delayed = NULL;
+    return result;
+}
+
+static object *call_named(object *function, object *const *args, size_t flags, object *keywords) {
+    size_t at = find_named(function);
+    object *kind = named[at].kind, *name = named[at].name;
+    if (!kind && !name)
+        return load_driver(function, args, flags, keywords);
+    if (kind && kind != setting)
+        return set_up(kind, function, args, flags, keywords);
+    if (kind || inside || setting || !hook_records_layers())
+        return python->vectorcall(function, args, flags, keywords);
+    if (is_true(python->is_grad_enabled) &&
+        !tag_arguments(python->backward_pass, args, flags << 1 >> 1, keywords))
+        return NULL;
+    bool entered = gpt_hook_layer(python->text_of(name));
+    object *result = python->vectorcall(function, args, flags, keywords);
+    if (entered)
+        gpt_hook_layer_end();
+    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
+        python->drop(result);
+        return NULL;
+    }
+    return result;
+}
+
+static bool set_vectorcall(object *function, gpt_vectorcall *to) {
+    gpt_vectorcall **pointer = (void *)((char *)function + vectorcall_at);
+    if (*pointer != python->vectorcall)
+        return false;
+    if (python->set_vectorcall) // it also tells the interpreter
+        python->set_vectorcall(function, to);
+    else
+        *pointer = to;
+    return *pointer == to;
+}
+
+int gpt_hook_name_calls(object *function, object *name, object *kind) {
+    static size_t count;
+    size_t at = find_named(function);
+    if (named[at].function || ++count > NAMED / 2)
+        return 0;
+    named[at].function = function;
+    named[at].name = name == python->none ? NULL : name;
+    named[at].kind = kind == python->none ? NULL : kind;
+    python->add_reference(function);
+    python->add_reference(name);
+    python->add_reference(kind);
+    return set_vectorcall(function, call_named);
+}
 
 // -- Compiled code ---------------------------------------------------------
 
@@ -286,13 +385,15 @@ static object *name_of_site(object *site) {
 
 static object *enter_region(object *self, object *site) {
     (void)self;
-    object *name = site != python->none && hook_records_layers() ? name_of_site(site) : python->none;
-    HOOK_HOLD_SIGNALS; // once for both records
-    end_region();
-    if (!name)
-        return NULL;
-    if (name != python->none)
-        in_region = gpt_hook_layer(python->text_of(name));
+    if (!setting) {
+        object *name = site != python->none && hook_records_layers() ? name_of_site(site) : python->none;
+        HOOK_HOLD_SIGNALS; // once for both records
+        end_region();
+        if (!name)
+            return NULL;
+        if (name != python->none && gpt_hook_layer(python->text_of(name)))
+            region = name;
+    }
     python->add_reference(python->none);
     return python->none;
 }
@@ -303,16 +404,12 @@ object *gpt_hook_new_region(void) {
 }
 
 int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python *given) {
-    gpt_vectorcall **pointer = (void *)((char *)function + place);
-    if (*pointer != given->vectorcall)
+    if (*(gpt_vectorcall **)((char *)function + place) != given->vectorcall)
         return 0;
     saved = *given;
+    vectorcall_at = place;
     for (object **one = &saved.none; one <= &saved.carrier; one++)
         saved.add_reference(*one);
     python = &saved;
-    if (given->set_vectorcall) // it also tells the interpreter
-        given->set_vectorcall(function, call_module);
-    else
-        *pointer = call_module;
-    return *pointer == call_module;
+    return set_vectorcall(function, call_module);
 }

@@ -332,8 +332,10 @@ struct gpt_python {
     gpt_object *grad_fn, *sequence_nr, *backward_hooks, *register_hooks; // names of attributes
     gpt_object *is_grad_enabled, *is_mode_enabled;    // functions: about torch.overrides.TorchFunctionMode
     gpt_object *find_node, *find, *find_site;         // functions; the last two name modules
+    gpt_object *find_set_up;                          // function: names the range of a set-up
     gpt_object *find_hooks, *add_hooks;               // functions: hooks of a module's nodes
     gpt_object *names, *backward_names, *known_hooks; // dicts: by id(), and by name
+    gpt_object *backward_pass;                        // the name of what's in no module there
     gpt_object *carrier;                              // a tensor that brings hooks to a node
     uint64_t type_at;                                 // where an object has its type
 };
@@ -348,7 +350,12 @@ EXPORT void gpt_hook_stop_tagging(void);
 EXPORT gpt_object *gpt_hook_wrap_backward(gpt_object *original);
 // Return a new hook for autograd nodes, which records that the module `name`, or none, is running.
 EXPORT gpt_object *gpt_hook_new_node_hook(gpt_object *name);
-EXPORT int gpt_hook_layer_outside(const char *name); // gpt_hook_layer if the thread is in no module
+// gpt_hook_layer if the thread is in no module and no set-up
+EXPORT int gpt_hook_layer_outside(const char *name);
+// Let calls of another Python function pass through us, and record a range: outside of modules, with this
+// name, or anywhere if the function does a kind of set-up. Either `name` or `kind` is None, the other one
+// bytes; both are None for a function that loads the driver.
+EXPORT int gpt_hook_name_calls(gpt_object *function, gpt_object *name, gpt_object *kind);
 
 // Return a new Python function for code made by torch.compile to call. Its argument is a place in that code,
 // whose module the thread is in from then on, or None.
