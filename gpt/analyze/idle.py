@@ -68,7 +68,6 @@ LONGEST = (
 )
 TOP, TOP_VERDICTS, LISTED = 10, 3, 1000
 NO_RANGE = "(no range)"
-LEAST = 1  # minimum % of the time for a cause to be in the verdict
 NO_TIMES = "no GPU times: 'gpt-hook run --gpu-time' records when kernels ran; 'gpt-analyze gaps' shows the host's gaps"
 BUSY = "no cause takes 1 % of the time: 'gpt-analyze summary' lists the kernels"
 SHARED = "{} is in several traces that were read separately: what other processes ran at the same time counts as idle"
@@ -80,7 +79,7 @@ class Idle(Parts[IdlePart]):
     """An analysis of why GPUs had nothing to do."""
 
     drains = True
-    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | SAMPLES | {"device"}
+    kinds = CALLS | COUNTED | GPU_TIMES | RANGES | SAMPLES | {"device", "module"}
 
     def find(self, trace: TraceModel) -> IdlePart:
         """Find the idle times of all GPUs and their causes."""
@@ -109,7 +108,7 @@ def _waited(cause: str, times: Times) -> int | None:
 
 def _iter_answers(found: IdleSums) -> Answers:
     """Yield the verdicts, then the tables."""
-    from gpt.analyze.lib.idle_verdict import VERDICT, iter_verdicts
+    from gpt.analyze.lib.idle_verdict import LEAST, VERDICT, iter_verdicts
 
     verdicts = sorted(iter_verdicts(found), key=lambda row: -row[0])
     shown = [row for _, *row in verdicts if row[3] >= LEAST]
@@ -156,7 +155,8 @@ def _iter_lines(found: IdleSums) -> Iterator[str]:
         yield f"no GPU times in {found.untimed[0]}{more}: that work counts as idle"
     yield from (SHARED.format(f"GPU {number}") for number, uses in enumerate(found.uses) if len(uses) > 1)
     if off := sum(use.off for use in found.iter_uses()):
-        yield f"recording was off for {human_time(off)} between work, which are neither busy nor idle"
+        alone = " or no process used the GPU" if len(found.who) > 1 else ""
+        yield f"recording was off{alone} for {human_time(off)} between work, which are neither busy nor idle"
     if cut := sum(use.cut for use in found.iter_uses()):
         told = describe_cut(cut, amount(cut, "idle period"), "'idle'")
         yield f"{told}, as 'recording off'"

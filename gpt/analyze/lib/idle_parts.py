@@ -36,6 +36,7 @@ class IdlePart:
     turns: list[Turns | None]  # kernels that waited because of the default stream
     counted: list[int]
     loaded: tuple[int, int]  # how many kernels were loaded in their first launch, and the ns spent on that
+    compiled: list[tuple[str, int] | None]  # the kernel that was compiled most often while the program ran
     partial: bool  # True if other work ran that the selection excludes
 
 
@@ -44,17 +45,18 @@ def find_part(trace: TraceModel, since: Mapping[int, int] | None = None) -> Idle
     this time on.
     """
     from gpt.analyze.lib.busy_causes import find_most_used, sum_unused
+    from gpt.analyze.lib.compiled import find_compiled
     from gpt.analyze.lib.host_calls import RUNNING, WAITING, HostCalls
     from gpt.analyze.lib.idle_causes import find_reasons
     from gpt.analyze.lib.idle_times import find_idle
     from gpt.analyze.lib.turns import find_turns
 
-    uses, idle, times = find_idle(trace)
+    uses, idle, times = find_idle(trace, since)
     headers = [process.header for process in trace.processes]
-    part = IdlePart(headers, uses, [], [], [], [], [], [], [], [], (0, 0), False)
+    part = IdlePart(headers, uses, [], [], [], [], [], [], [], [], (0, 0), [], False)
     ran = {number for use in uses for number in use.processes}
     for number in range(len(trace.processes)):
-        host = HostCalls(trace, number)
+        host = HostCalls(trace, number, since.get(number) if since else None)
         part.reasons.append(find_reasons(trace, number, idle[number], host) if number in ran else None)
         part.copied.append(host.copied)
         part.noted.append(host.noted)
@@ -62,9 +64,10 @@ def find_part(trace: TraceModel, since: Mapping[int, int] | None = None) -> Idle
         names = trace.processes[number].kernels()
         longest = [(function, time) for function, time in times[number].most_common(KEPT + 1) if function]
         part.names.append({names.get(function, f"#{function}"): time for function, time in longest})
-        part.trends.append(find_most_used(trace, number, times[number]))
+        part.trends.append(find_most_used(trace, number, times[number]) if number in ran else None)
         waits = sum(host.noted[name][0] for name in (*WAITING, *RUNNING) if name in host.noted)
-        part.turns.append(find_turns(trace, number, host.blocks, waits))
+        part.turns.append(find_turns(trace, number, host.blocks, waits) if number in ran else None)
+        part.compiled.append(find_compiled(trace.processes[number], times[number].keys()))
         part.counted.append(trace.counted(number) if number in ran else 0)
     part.uses = [
         use._replace(first=use.first - began, last=use.last - began)
@@ -117,6 +120,8 @@ class IdleSums:
             first += len(part.headers)
         self.trends = [trend for part in parts for trend in part.trends if trend]
         self.turns = [turns for part in parts for turns in part.turns if turns]
+        compiled = [one for part in parts for one in part.compiled if one]
+        self.compiled = max(compiled, key=lambda one: (one[1], one[0]), default=None)
         self.counted = sum(count for part in parts for count in part.counted)
         self.loaded = [sum(part.loaded[at] for part in parts) for at in (0, 1)]
         self.untimed = [

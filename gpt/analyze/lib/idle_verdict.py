@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Column
-from gpt.analyze.lib.idle_advice import ACTIONS, AHEAD, ASIDE, ELSE, HINT, ONCE, UNLOCK
+from gpt.analyze.lib.idle_advice import (
+    ACTIONS,
+    AHEAD,
+    ASIDE,
+    AT_ONCE,
+    COMPILE,
+    ELSE,
+    HINT,
+    LISTEN,
+    ONCE,
+    UNLESS,
+    UNLOCK,
+)
 from gpt.screen.units import amount, human_share, human_time
 
 if TYPE_CHECKING:
@@ -20,6 +32,8 @@ VERDICT = (
     Column("share", "f64", "%"),
     Column("told", "text", shown="line"),
 )
+LEAST = 1  # minimum % of the time for a cause to be stated
+LIGHT = 0.1  # how much time matters that may cost nothing
 UNUSED = 50  # % of the SMs, averaged over the time of the kernels
 COPIES, SMALL = "only copies", "few blocks"
 
@@ -28,7 +42,14 @@ def iter_verdicts(found: IdleSums) -> Iterator[tuple[Any, ...]]:
     """Yield how much a row of VERDICT matters, and the row: one for each cause, then advice for a GPU that's always
     busy.
     """
-    from gpt.analyze.lib.busy_causes import describe_copies, find_kernels, find_polling, find_shared, find_slower
+    from gpt.analyze.lib.busy_causes import (
+        describe_copies,
+        find_kernels,
+        find_managed,
+        find_polling,
+        find_shared,
+        find_slower,
+    )
     from gpt.analyze.lib.idle_causes import weigh
     from gpt.analyze.lib.turns import describe_turns
 
@@ -58,8 +79,11 @@ def iter_verdicts(found: IdleSums) -> Iterator[tuple[Any, ...]]:
         rows = find_kernels(found.names, sum(use.kernels for use in found.iter_uses()), found.whole)
     waited = describe_turns(found.turns, found.whole)
     others = *find_slower(found.trends, found.whole), *find_shared(found.uses), *([waited] if waited else ())
-    for cause, time, told in (*rows, *others, *find_polling(found.noted, found.whole)):
+    for cause, time, told in (*rows, *others):
         yield time, cause, None, time, 100 * time / (found.whole or 1), told
+    kernels = sum(use.kernels for use in found.iter_uses())
+    for cause, time, told in (*find_polling(found.noted, found.whole), *find_managed(found.noted, kernels)):
+        yield LIGHT * time, cause, None, time, 100 * time / (found.whole or 1), told
 
 
 def _iter_groups(found: IdleSums) -> Iterator[tuple[str, list[str | None], Times]]:
@@ -80,7 +104,9 @@ def _iter_groups(found: IdleSums) -> Iterator[tuple[str, list[str | None], Times
 def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) -> str:
     """Return a sentence that says what happens and what would help."""
     from gpt.analyze.lib import idle_causes as causes
-    from gpt.analyze.lib.host_samples import describe_places, find_locked, is_expecting
+    from gpt.analyze.lib.busy_causes import are_tiny
+    from gpt.analyze.lib.compiled import describe_compiled
+    from gpt.analyze.lib.host_samples import describe_places, find_locked, is_expecting, is_listening
 
     name = names[0]
     count, mean = amount(times.count, "time"), human_time(times.total / times.count)
@@ -113,12 +139,24 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
         case causes.CALL:
             others = f" and {names[1]}" if len(names) == 2 else ""
             others = f", {names[1]} and {len(names) - 2} more" if len(names) > 2 else others
-            return (
-                f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: "
-                f"{ACTIONS.get(found.sums.types.get(name or '', ''), ELSE)}"
-            )
+            type_ = found.sums.types.get(name or "", "")
+            action = AT_ONCE if type_ == "memcpy" and are_tiny(found.copied) else ACTIONS.get(type_, ELSE)
+            return f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: {action}"
         case causes.HOST_CODE:
-            action = UNLOCK if find_locked(found.sums.places) else AHEAD if is_expecting(found.sums.places) else ASIDE
+            loads = found.sums.loading
+            if 2 * loads.total >= times.total:
+                return (
+                    f"the GPU waits {often}, while the host mostly runs its own code between calls{where}"
+                    f"{describe_places(found.sums.places)}; it loads new GPU code in {loads.count:,} of these, "
+                    f"{describe_compiled(found.compiled)}: {COMPILE}"
+                )
+            places = found.sums.places
+            if find_locked(places):
+                action = UNLOCK
+            elif is_listening(places):
+                action = LISTEN
+            else:
+                action = AHEAD if is_expecting(places) else ASIDE + ("" if places else UNLESS)
             hint = "" if set(found.sums.ranges) - {None} or found.sums.places else HINT
             return (
                 f"the GPU waits {often}, while the host mostly runs its own code between calls"
