@@ -94,6 +94,27 @@ def recompiled():
     return [program]
 
 
+@planted("startup", r"before CUDA +11\.0s +9\d\.\d %")
+def script():
+    """A start of 10 s, and then a single step."""
+    program = Program()
+    start(program.main, 10_000)
+    step(program.main, 20)
+    program.main.sync()
+    return [program]
+
+
+@planted("idle", r"in a call +cuModuleLoadData.*, so it compiles kernels, k0 10 times: compile before the loop")
+def translated():
+    """PTX that the driver compiles in each step."""
+    program, thread = made()
+    for _ in range(10):
+        thread.load("k0", us=50 * MS)
+        step(thread)
+        thread.sync()
+    return [program]
+
+
 @planted("idle", r"in a call +cuLinkComplete .*load code once, before the work begins")
 def linked():
     """Kernels linked in each step."""

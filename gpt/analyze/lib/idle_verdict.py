@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpt.analyze.lib import idle_advice as advice
 from gpt.analyze.lib.answer import Column
-from gpt.analyze.lib.idle_advice import (
-    ACTIONS,
-    AHEAD,
-    ASIDE,
-    AT_ONCE,
-    COMPILE,
-    ELSE,
-    HINT,
-    LISTEN,
-    ONCE,
-    UNLESS,
-    UNLOCK,
-)
 from gpt.screen.units import amount, human_share, human_time
 
 if TYPE_CHECKING:
@@ -106,7 +94,7 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
     from gpt.analyze.lib import idle_causes as causes
     from gpt.analyze.lib.busy_causes import are_tiny
     from gpt.analyze.lib.compiled import describe_compiled
-    from gpt.analyze.lib.host_samples import describe_places, find_locked, is_expecting, is_listening
+    from gpt.analyze.lib.host_samples import describe_places, find_locked, is_expecting, is_listening, is_sleeping
 
     name = names[0]
     count, mean = amount(times.count, "time"), human_time(times.total / times.count)
@@ -124,7 +112,7 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
             )
         case causes.WAIT:
             does = found.sums.types.get(_find_most(found, name) or "", "")
-            action = f"{ACTIONS[does]}, or " if does in ONCE else ""
+            action = f"{advice.ACTIONS[does]}, or " if does in advice.ONCE else ""
             return (
                 f"the host waits for the GPU {count} in {name}, {waited}{each}{where}; the GPU is then idle for "
                 f"{mean}{each}{_find_doing(found, name)}: {action}launch the next work before "
@@ -140,7 +128,14 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
             others = f" and {names[1]}" if len(names) == 2 else ""
             others = f", {names[1]} and {len(names) - 2} more" if len(names) > 2 else others
             type_ = found.sums.types.get(name or "", "")
-            action = AT_ONCE if type_ == "memcpy" and are_tiny(found.copied) else ACTIONS.get(type_, ELSE)
+            if type_ == "module" and found.compiled:
+                others += f", {describe_compiled(found.compiled)}"
+                return f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: {advice.COMPILE}"
+            action = (
+                advice.AT_ONCE
+                if type_ == "memcpy" and are_tiny(found.copied)
+                else advice.ACTIONS.get(type_, advice.ELSE)
+            )
             return f"the GPU waits {often}, while the host is mostly in {name}{others}{where}: {action}"
         case causes.HOST_CODE:
             loads = found.sums.loading
@@ -148,16 +143,18 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
                 return (
                     f"the GPU waits {often}, while the host mostly runs its own code between calls{where}"
                     f"{describe_places(found.sums.places)}; it loads new GPU code in {loads.count:,} of these, "
-                    f"{describe_compiled(found.compiled)}: {COMPILE}"
+                    f"{describe_compiled(found.compiled)}: {advice.COMPILE}"
                 )
             places = found.sums.places
             if find_locked(places):
-                action = UNLOCK
+                action = advice.UNLOCK
             elif is_listening(places):
-                action = LISTEN
+                action = advice.LISTEN
+            elif is_sleeping(places):
+                action = advice.SLEEP
             else:
-                action = AHEAD if is_expecting(places) else ASIDE + ("" if places else UNLESS)
-            hint = "" if set(found.sums.ranges) - {None} or found.sums.places else HINT
+                action = advice.AHEAD if is_expecting(places) else advice.ASIDE + ("" if places else advice.UNLESS)
+            hint = "" if set(found.sums.ranges) - {None} or found.sums.places else advice.HINT
             return (
                 f"the GPU waits {often}, while the host mostly runs its own code between calls"
                 f"{_find_waited(found)}{where}{describe_places(found.sums.places)}{hint}: {action}"

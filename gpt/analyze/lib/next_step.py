@@ -9,6 +9,7 @@ The first rule that applies decides:
 - startup: until the program is steady, it takes at least LONG and longer than the steady part; or the time from its
   first launch on is at least WARM and TIMES as long as the steady part. If the program compiles a kernel again and
   again, the time from its first launch on doesn't count: `idle` says what that costs.
+- startup: nothing repeats, and the time to the first launch is at least SHORT, and over ONCE times as long as the rest.
 - startup: at least SERIAL processes ran one after the other, and together they take at least SHORT to become steady,
   and longer than their steady parts.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
@@ -39,6 +40,7 @@ NEXT = (
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM, TIMES = 30_000_000_000, 100_000_000, 3  # ns, ns, factor
 SERIAL, SHORT = 5, 1_000_000_000  # processes, ns
+ONCE = 10  # factor
 GROWING = 5  # minimum number of allocations without a free
 SOME_LAUNCHES, UNITS = 0.2, 3
 SOME = 5  # minimum % of the time that a GPU must be idle for that to matter
@@ -46,37 +48,42 @@ BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
 class Hints(NamedTuple):
-    """Facts about a process that repeats a unit of launches, in ns: the time to its first launch, from there to its
-    steady state, and from there to its last launch or to the end of its work on the GPU, whichever is later.
+    """Facts about a process, in ns: the time to its first launch, from there to its steady state, and from there to its
+    last launch or to the end of its work on the GPU, whichever is later. A process that repeats no unit of launches is
+    never steady, and then `warm` is 0.
 
-    `allocations` and `frees` count calls during the last three quarters of that time.
+    `allocations` and `frees` count calls during the last three quarters of the `steady` time.
     """
 
     loading: int
     warm: int
     steady: int
-    allocations: int
-    frees: int
+    allocations: int = 0
+    frees: int = 0
     grows: bool = False  # memory grew steadily for a while
+    repeats: bool = True
     compiled: int = 0  # how often the kernel was compiled that was compiled most often
 
 
 def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
-    """Return the hints of a process, or None if nothing repeats in it."""
+    """Return the hints of a process, or None if it launches nothing."""
     from gpt.analyze.lib.compiled import find_compiled
     from gpt.analyze.lib.iterations import WHOLE
 
     first = totals.launches.first()
     units = [row for row in facts.units if row[0].startswith(WHOLE)]
-    if first is None or not units:
+    if first is None:
         return None
     process = totals.process
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
     launches = totals.launches.starts()
+    last = int(clock.times(launches[-1:])[0]) - clock.monotonic
+    if not units:
+        works = max(last - launched, facts.idle.total if facts.idle and facts.idle_all else 0)
+        return Hints(launched, 0, works, repeats=False)
     slow = _find_slow(process, launches, *units[0][3:8]) if units[0][1] == "all" else 0
     begin = units[0][8] + slow  # ns from the start of the process
-    last = int(clock.times(launches[-1:])[0]) - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
     calls = totals.call_times.count(max(0, stamp), totals.last_stamp + 1)
@@ -90,7 +97,7 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
         works = max(works, facts.idle.total - warm)
     grows = _grows(totals, launches, units[0][3])
     compiled = find_compiled(process, totals.launched())
-    return Hints(launched, warm, works, made["alloc"], made["free"], grows, compiled[1] if compiled else 0)
+    return Hints(launched, warm, works, made["alloc"], made["free"], grows, compiled=compiled[1] if compiled else 0)
 
 
 def _grows(totals: ProcessTotals, launches: Stamps, length: int) -> bool:
@@ -139,7 +146,7 @@ def _find_serial(facts: Sequence[InferenceFacts], hints: Sequence[Hints | None])
     found: list[Hints] = []
     end = 0
     for fact, one in sorted(zip(facts, hints, strict=True), key=lambda pair: int(pair[0].header["monotonic"])):
-        if one and (begin := fact.header["monotonic"]) >= end:
+        if one and one.repeats and (begin := fact.header["monotonic"]) >= end:
             found.append(one)
             end = begin + one.loading + one.warm + one.steady
     return found
@@ -188,8 +195,10 @@ def _choose(
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
         warm = 0 if one.compiled and idle else one.warm
         before = one.loading + warm
-        if (before > one.steady and before >= LONG) or (warm > TIMES * one.steady and warm >= WARM):
-            return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
+        once = not one.repeats and before > ONCE * one.steady and before >= SHORT
+        if (before > one.steady and before >= LONG) or once or (warm > TIMES * one.steady and warm >= WARM):
+            work = "steady work" if one.repeats else "work"
+            return "startup", f"where {human_time(before)} go before {work} of {human_time(one.steady)}", None
     starts, steady = sum(one.loading + one.warm for one in serial), sum(one.steady for one in serial)
     if len(serial) >= SERIAL and starts >= SHORT and starts > steady:
         told = f"where {human_time(starts)} go in {len(serial)} processes before steady work of {human_time(steady)}"
