@@ -94,6 +94,20 @@ def recompiled():
     return [program]
 
 
+@planted("idle", r"host code .*the GPU waits 59 times, 4[45]\.\dms each, all in the first 2\.\d+s, while")
+def weights():
+    """Weights read for 3 s, and then 7 s of tokens: only the start is slow."""
+    program, thread = made()
+    for _ in range(60):
+        thread.own(45 * MS)
+        thread.copy("HtoD", 1 << 20)
+        thread.launch("cast", 100)
+    for _ in range(70):
+        step(thread, 10, 10 * MS)
+        thread.copy("DtoH", 8)
+    return [program]
+
+
 @planted("startup", r"before CUDA +11\.0s +9\d\.\d %")
 def script():
     """A start of 10 s, and then a single step."""

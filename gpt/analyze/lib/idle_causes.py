@@ -61,8 +61,9 @@ FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note",
 class Times:
     """Sums for idle times of one kind: their number, total and longest ns, and what the causes need.
 
-    `waited` is how many ns the host had waited for the GPU, `items` how many of these waits were for a small copy, and
-    `took` the ns of the work that ended the idle times.
+    `waited` is how many ns the host had waited for the GPU, `items` how many of these waits were for a small copy,
+    `took` the ns of the work that ended the idle times, and `until` when the last one ended, in ns since the process
+    began. Only sums by cause have `until`.
     """
 
     count: int = 0
@@ -71,10 +72,11 @@ class Times:
     waited: int = 0
     items: int = 0
     took: float = 0.0
+    until: int = 0
 
     def add(self, other: Times) -> None:
         """Add other times."""
-        self.longest = max(self.longest, other.longest)
+        self.longest, self.until = max(self.longest, other.longest), max(self.until, other.until)
         for name in ("count", "total", "waited", "items", "took"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -295,6 +297,7 @@ class _Sums:
         items = (cause == CAUSES.index(WAIT)) & self._copied_out(rows) & (note <= ITEM)
         values = {"count": np.ones(count), "waited": waited, "items": items, "took": rows["took"]}
         for key, times in _sum_by((cause, named), total, values):
+            times.until = int(rows["end"][(cause == key[0]) & (named == key[1])].max()) - self._began
             self._add(self.reasons.causes, (CAUSES[key[0]], self._name(key[1])), times)
         self._add_loading(total[np.isin(numbers, numbers[which[self._load(groups["what"])]]) & own_code])
         behind = np.where(waits, before, NOTHING)[which]

@@ -99,7 +99,7 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
     name = names[0]
     count, mean = amount(times.count, "time"), human_time(times.total / times.count)
     each = "" if times.count == 1 else " each"
-    often = causes.describe_times(times)
+    often = causes.describe_times(times) + _describe_early(found, times)
     where = _find_range(found, cause, names)
     share = human_share(100 * times.total / (found.whole or 1))
     waited = human_time(times.waited / times.count)
@@ -177,6 +177,18 @@ def _advise(found: IdleSums, cause: str, names: list[str | None], times: Times) 
                 "record without a pause to see it"
             )
     return f"{count}: the trace doesn't say which call launched what ran next"
+
+
+def _describe_early(found: IdleSums, times: Times) -> str:
+    """Say if none of these times was in the second half of the time from the GPU's first work to its last. That's only
+    known of a single process.
+    """
+    uses = [*found.iter_uses()]
+    if times.count < 2 or len(uses) != 1 or len(uses[0].processes) != 1:
+        return ""
+    first, last = uses[0].first, uses[0].last
+    took = found.began[uses[0].processes[0]] + times.until - first
+    return f", all in the first {human_time(took)}" if 2 * took <= last - first else ""
 
 
 def _find_most(found: IdleSums, waited: str | None) -> str | None:
