@@ -311,8 +311,9 @@ def _break_down(whole: float, outside: float, off: float, where_from: str) -> It
 
 def _sum_up(told: str, differs: str, a: float, b: float, change: float, ratio: float | None) -> str:
     """Append to a sentence by how much B took longer than A, and whether that's noise."""
-    told += f"B took {human_time(abs(change))} {'longer' if change > 0 else 'less'} than A"
-    if ratio is not None:
+    more = f"{human_time(abs(change))} {'longer' if change > 0 else 'less'} than" if change else "as long as"
+    told += f"B took {more} A"
+    if ratio is not None and change:
         told += f" ({human_count(ratio)} times as long)" if ratio >= 2 else f" ({100 * abs(ratio - 1):.1f} %)"
     if differs == NOISE_ONLY:
         return f"{told}, which is within what runs of the same side differ by"

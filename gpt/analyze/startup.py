@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpt.analyze.lib.answer import Answers, Column, make_answer, plot
 from gpt.analyze.lib.command import Analysis
+from gpt.analyze.lib.idle_parts import IdlePart, IdleSums, find_part
 from gpt.analyze.lib.locations import PROGRAM, WHO, describe, name_program, tell_apart
 from gpt.analyze.lib.parts import Parts
 from gpt.screen.units import amount, human, human_share, human_time
-from gpt.trace.kinds import CALLS, COUNTED, LOADS
+from gpt.trace.kinds import CALLS, COUNTED, GPU_TIMES, LOADS, RANGES, SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,14 @@ PROCESSES = (
     Column("most", "text", title="mostly"),
     Column("most_time", "u64", "ns", "time"),
 )
+PARTS = (
+    Column("what", "text", title="time of"),
+    Column("time", "u64", "ns"),
+    Column("share", "f64", "%"),
+    Column("told", "text", shown="line"),
+)
+START, STEADY = "start-up", "steady work"
+MOSTLY = 3  # kinds of time named in a sentence
 TOP, TELL = 10, 10  # rows of a table; minimum % of the time for a row to be worth a sentence
 NO_LAUNCH = (
     "no launch of a kernel or graph in the trace, and a start ends when launches repeat: 'gpt-hook run' records "
@@ -62,18 +71,22 @@ UNTIMED = "{} counted but not timed: {} time counts as host code"
 
 @dataclass
 class StartupPart:
-    """The start-up of each process that launched anything, and the headers of all processes."""
+    """The start-up of each process that launched anything, and the headers of all processes. `later` is about the
+    steady work of the process with the longest start, if it's alone on its GPUs: its number, and its idle times.
+    """
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     # number of the process, its start-up, and the number of calls that were only counted
     found: list[tuple[int, Startup, int]] = field(default_factory=list)
     partial: bool = False  # True if the selection excludes calls
+    later: tuple[int, IdlePart] | None = None
 
 
 class StartupFold(Parts[StartupPart]):
     """An analysis of where the time goes before programs are steady."""
 
-    kinds = CALLS | COUNTED | LOADS
+    drains = True
+    kinds = CALLS | COUNTED | LOADS | GPU_TIMES | RANGES | SAMPLES
 
     def find(self, trace: TraceModel) -> StartupPart:
         """Return the start-up of each process that launched anything."""
@@ -84,10 +97,17 @@ class StartupFold(Parts[StartupPart]):
 
         part = StartupPart([process.header for process in trace.processes])
         part.partial = any(process.is_partial or process.is_narrow for process in trace.processes)
+        begins: dict[int, int] = {}
         for number in range(len(trace.processes)):
             if launches_any(trace, number):
-                found = find_startup(trace, number, find_steady(Tapes(trace, number)))
+                steady = find_steady(Tapes(trace, number))
+                found = find_startup(trace, number, steady)
                 part.found.append((number, found, trace.counted(number)))
+                if steady:
+                    begins[number] = steady.begin
+        longest = max(part.found, key=lambda one: one[1].time, default=None)
+        if longest and longest[0] in begins and _is_alone(trace, longest[0]):
+            part.later = longest[0], find_part(trace, {longest[0]: begins[longest[0]]})
         return part
 
     def find_need(self, parts: list[StartupPart]) -> str | None:
@@ -101,9 +121,11 @@ class StartupFold(Parts[StartupPart]):
         headers = [header for part in parts for header in part.headers]
         who = tell_apart(headers)
         found, first = [], 0
+        later: dict[int, IdlePart] = {}
         for part in parts:
             found += [(who[first + number], startup, counted) for number, startup, counted in part.found]
             first += len(part.headers)
+            later |= {id(one): part.later[1] for number, one, _ in part.found if part.later and number == part.later[0]}
         found.sort(key=lambda one: (-one[1].time, one[1].header.get("rank", -1)))
         if not found:
             return
@@ -117,6 +139,8 @@ class StartupFold(Parts[StartupPart]):
         verdict += [UNTIMED.format(amount(counted, "call"), "its" if counted == 1 else "their")] if counted else []
         verdict += [PARTIAL] if any(part.partial for part in parts) else []
         verdict += [*_describe_images(startup), "'from' and 'at' count from the beginning of the process"]
+        if startup.steady:
+            yield make_answer("parts", PARTS, _iter_parts(startup, later.get(id(startup))))
         drawn = plot("stack", "what", "time", title="time until the program is steady")
         yield make_answer("startup", STARTUP, _iter_kinds(startup), verdict, plots=[drawn])
         if startup.libraries:
@@ -127,6 +151,49 @@ class StartupFold(Parts[StartupPart]):
         if len(found) > 1:
             rows = [(*name_program(each.header), *where, *_find_sums(each)) for where, each, _ in found]
             yield make_answer("processes", PROCESSES, rows)
+
+
+def _is_alone(trace: TraceModel, number: int) -> bool:
+    """Return whether no other process uses the GPUs of this one."""
+    from gpt.trace.calls_store import NO_DEVICE
+
+    users: dict[Any, set[int]] = {}
+    for process, device in trace.gpus():
+        key = trace.processes[process].gpu(None if device == NO_DEVICE else device)
+        users.setdefault(key, set()).add(process)
+    return all(own == {number} for own in users.values() if number in own)
+
+
+def _iter_parts(startup: Startup, later: IdlePart | None) -> list[tuple[Any, ...]]:
+    """Return rows of PARTS, longest first: what takes most of the start, and what keeps the steady work from being
+    faster.
+    """
+    from gpt.analyze.lib.compiled import describe_compiled
+
+    most = sorted(startup.kinds.items(), key=lambda one: (-one[1].time, one[0]))[:MOSTLY]
+    most = [(what, kind) for what, kind in most if 100 * kind.time >= TELL * startup.time]
+    start = ", ".join(f"{human_time(kind.time)} in '{what}'" for what, kind in most)
+    if startup.compiled:
+        start += f"; it loads code again and again, {describe_compiled(startup.compiled)}"
+    units = f"{amount(startup.times - startup.skipped, 'repetition')} of {amount(startup.length, 'launch')}"
+    steady = f"{units}, usually {human_time(startup.usual)} each{_describe_later(later)}"
+    whole = startup.time + startup.after or 1
+    rows = [
+        (what, time, 100 * time / whole, told)
+        for what, time, told in ((START, startup.time, start), (STEADY, startup.after, steady))
+    ]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def _describe_later(later: IdlePart | None) -> str:
+    """Return the end of a sentence: the main cause why the steady work isn't faster."""
+    from gpt.analyze.lib.idle_verdict import LEAST, iter_verdicts
+
+    if later is None or not later.uses:
+        return ""
+    rows = [row for row in iter_verdicts(IdleSums([later])) if row[4] >= LEAST]
+    most = max(rows, key=lambda row: row[0], default=None)
+    return f"; {human_share(most[4])} of that: {most[5]}" if most else ""
 
 
 def _describe_images(startup: Startup) -> Iterator[str]:

@@ -88,7 +88,7 @@ class Summary:
         from gpt.trace.kinds import COVERED, RANGES, RUNS
 
         self._top, self._verbose = top, verbose
-        self.kinds = RUNS | COVERED | (RANGES if top else frozenset())
+        self.kinds = RUNS | COVERED | {"module"} | (RANGES if top else frozenset())
         self.drains = top is not None
         self._slowest: list[SlowCall] = []  # calls of processes that have ended
         self._done = Totals()  # sums for processes that have ended

@@ -95,8 +95,8 @@ def test_host_keeps_polling(took, polls):
     assert [row["time"] for row in rows] == [500 * US] * polls
     if polls:
         assert rows[0]["told"] == (
-            "the host asks 1,000 times in cuEventQuery whether the GPU is done, 500us together: wait in "
-            "cuEventSynchronize instead, or ask less often"
+            "the host asks 1,000 times in cuEventQuery whether the GPU is done, 500us together, which keeps a core "
+            "busy: wait in cuEventSynchronize instead, or ask less often"
         )
 
 

@@ -103,7 +103,7 @@ def test_a_wait_costs_at_most_what_the_host_waited():
     assert found.rows["verdict"][0]["told"] == (
         "the GPU waits 2 times, 310us each, while the host mostly runs its own code between calls, after it waited in "
         "cuStreamSynchronize; NVTX ranges or --sample-host would say which: do that in another thread while the GPU "
-        "works"
+        "works, unless it is waiting for requests"
     )
 
 
@@ -259,7 +259,8 @@ def test_time_between_two_runs_on_a_gpu_is_not_idle():
     found = ask("idle", one.segment(), two.segment())
     (gpu,) = found.rows["gpus"]
     assert (gpu["whole"], gpu["kernels"], gpu["idle"], gpu["count"]) == (395 * US, 285 * US, 110 * US, 2)
-    assert "recording was off for 400us between work, which are neither busy nor idle" in found.verdicts["gpus"]
+    told = "recording was off or no process used the GPU for 400us between work, which are neither busy nor idle"
+    assert told in found.verdicts["gpus"]
     gaps = ask("gaps", one.segment(), two.segment())
     row = next(row for row in gaps.rows["idle"] if row["stream"] == "all processes")
     assert (row["busy"], row["total"], row["count"]) == (285 * US, 110 * US, 2)

@@ -9,7 +9,7 @@ from tests.analyze.asked import ask, run
 from tests.analyze.working import US, ZERO, Made
 from tests.trace import forge
 
-FUTEX = 202
+FUTEX, NANOSLEEP, EPOLL_WAIT = 202, 230, 232
 LIBRARY = "/usr/lib/python3.12/threading.py"
 LOADER = "/app/data.py"
 
@@ -213,3 +213,16 @@ def test_library_that_the_host_spends_its_time_in_is_named(inside, file, said):
     made.found += [sample(1000 + at, python=1, **({"native": 4} if at < inside else {})) for at in range(16)]
     told = ask("idle", made.segment()).rows["verdict"][0]["told"]
     assert f"(at data.py:41 collate{said}, called from train.py:7 <module>, in 100.0 % of 16 samples)" in told
+
+
+@pytest.mark.parametrize(("syscall", "action"), [
+    (EPOLL_WAIT, "the host waits for input: if that's requests, the GPU has nothing to do; otherwise, let the sender "
+     "work ahead"),
+    (NANOSLEEP, "the host sleeps: wait for an event instead, or sleep less"),
+])  # fmt: skip
+def test_host_that_waits_for_input_or_sleeps(syscall, action):
+    made = Made().call("cuLaunchKernel", 0, 5, 5, 100).call("cuLaunchKernel", 5000, 5, 5005, 100)
+    made.found[:0] = STACKS
+    made.found += [sample(1000 + at, python=2, syscall=syscall) for at in range(16)]
+    told = ask("idle", made.segment()).rows["verdict"][0]["told"]
+    assert told.endswith(f": {action}")

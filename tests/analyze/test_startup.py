@@ -152,3 +152,28 @@ def test_several_processes_and_none():
     )
     done = run("startup", data=forge.pack(made(("cuInit", 10, 1))))
     assert done.returncode == 1 and b"no launch of a kernel or graph" in done.stderr
+
+
+def test_start_and_steady_work_are_compared():
+    """The start takes 400 ms, and the steady work 90 ms: the last step ends the trace. Its kernels take 5 of 10 ms."""
+    gpu = [forge.gpu_times([(ZERO + (at + 1) * MS, 5 * MS, 9, 1)]) for at in range(400, 500, 10)]
+    found = ask("startup", made(("cuInit", 100, 10), *steps(400), more=gpu))
+    start, steady = found.rows["parts"]
+    assert (start["what"], start["time"] / MS, start["share"]) == ("start-up", 400.0, pytest.approx(100 * 400 / 491.01))
+    assert start["told"] == "290ms in 'host code', 100ms in 'before CUDA'"
+    assert (steady["what"], steady["time"] / MS) == ("steady work", pytest.approx(91.01))
+    assert steady["told"].startswith("10 repetitions of 2 launches, usually 10.0ms each; 47.4 % of that: ")
+
+
+def test_without_gpu_times_the_steady_work_has_no_cause():
+    told = ask("startup", made(("cuInit", 100, 10), *steps(400))).rows["parts"][1]["told"]
+    assert told == "10 repetitions of 2 launches, usually 10.0ms each"
+
+
+def test_work_before_the_steady_state_does_not_count_in_it():
+    """Two slow steps, in which the GPU waits for an allocation. Later on, kernels run all the time."""
+    calls = [("cuInit", 10, 1), *steps(100, slow=(200, 200))]
+    calls += [("cuMemAlloc", 150, 100, (64, 64)), ("cuMemAlloc", 350, 100, (64, 64))]
+    gpu = [forge.gpu_times([(ZERO + at * MS, took * MS, 9, 1)]) for at, took in ((101, 10), (301, 10), (501, 99))]
+    steady = ask("startup", made(*sorted(calls, key=lambda call: call[1]), more=gpu)).rows["parts"][1]["told"]
+    assert steady.startswith("10 repetitions of 2 launches, usually 10.0ms each; 100.0 % of that: k1 takes 100.0 %")

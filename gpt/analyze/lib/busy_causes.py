@@ -1,5 +1,5 @@
 """Say what keeps a GPU busy: which kernels, whether one of them gets slower, copies, and whether processes share the
-GPU. Also say whether the host keeps asking if the GPU is done.
+GPU. Also say whether the host keeps asking if the GPU is done, and whether kernels may wait for managed memory.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpt.analyze.lib.host_calls import ASKING
+from gpt.analyze.lib.host_calls import ASKING, MANAGED, PREFETCH
 from gpt.base.printable import shorten
 from gpt.screen.brief import brief_name
 from gpt.screen.units import amount, human, human_share, human_time
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, int, str]  # cause, ns, and a sentence
 ONE, SEVERAL, SLOWER, TURNS, POLLING = "one kernel", "kernels", "slower kernel", "shared GPU", "polling"
+PAGES = "managed memory"
 MOST, BUSY = 0.5, 0.9  # minimum share of the kernels' time, and of the whole time
 NAMED = 3  # kernels named if none takes MOST of the time
 PART, GROWN, LAUNCHES = 0.2, 2, 20  # minimum share of a kernel that gets slower, factor, and number of launches
@@ -129,10 +130,21 @@ def find_polling(noted: Mapping[str, tuple[int, int]], whole: int) -> Iterator[R
         count, time = noted.get(name, (0, 0))
         if count >= ASKED and time >= POLLED * whole:
             told = (
-                f"the host asks {count:,} times in {name} whether the GPU is done, {human_time(time)} together: wait "
-                f"in {name.replace('Query', 'Synchronize')} instead, or ask less often"
+                f"the host asks {count:,} times in {name} whether the GPU is done, {human_time(time)} together, which "
+                f"keeps a core busy: wait in {name.replace('Query', 'Synchronize')} instead, or ask less often"
             )
             yield POLLING, min(time, whole), told
+
+
+def find_managed(noted: Mapping[str, tuple[int, int]], kernels: int) -> Iterator[Row]:
+    """Yield a row if kernels may wait for pages of managed memory. `kernels` is how many ns all kernels run."""
+    made, fetched = (noted.get(name, (0, 0))[0] for name in (MANAGED, PREFETCH))
+    if made and not fetched:
+        told = (
+            f"the program allocates managed memory ({amount(made, 'call')} of {MANAGED}), and never calls {PREFETCH}: "
+            "kernels may wait for its pages, which counts as their time"
+        )
+        yield PAGES, kernels, told
 
 
 def describe_copies(copied: Mapping[str, Copied], uses: list[Use], share: str) -> str:
@@ -143,10 +155,9 @@ def describe_copies(copied: Mapping[str, Copied], uses: list[Use], share: str) -
     if sum(use.memsets * use.copies for use in copying) >= MOST * sum(use.copies for use in copying):
         return f"for {share} of the time the GPU only sets memory: set less, or in a separate stream while kernels run"
     found = []
-    both = [copied[op] for op in ("HtoD", "DtoH") if op in copied]
-    calls, size = sum(one.calls for one in both), sum(one.bytes for one in both)
+    calls, size = _sum_copies(copied)
     mostly = all(2 * use.host_copies >= 1 for use in copying)
-    if calls >= MANY and size < calls * TINY and mostly:
+    if are_tiny(copied) and mostly:
         each = human(size / calls)
         return f"for {share} of the time the GPU only copies: {calls:,} times, {each} each: copy more at once"
     for op, way in (("HtoD", "to"), ("DtoH", "from")):
@@ -157,6 +168,17 @@ def describe_copies(copied: Mapping[str, Copied], uses: list[Use], share: str) -
             )
     told = f": {'; '.join(found)}: {PINNED}" if found else ": copy in a separate stream while kernels run"
     return f"for {share} of the time the GPU only copies{told}"
+
+
+def are_tiny(copied: Mapping[str, Copied]) -> bool:
+    """Return whether there are many copies between host and device, and they're tiny on average."""
+    calls, size = _sum_copies(copied)
+    return calls >= MANY and size < calls * TINY
+
+
+def _sum_copies(copied: Mapping[str, Copied]) -> tuple[int, float]:
+    both = [copied[op] for op in ("HtoD", "DtoH") if op in copied]
+    return sum(one.calls for one in both), sum(one.bytes for one in both)
 
 
 def _shorten(name: str) -> str:

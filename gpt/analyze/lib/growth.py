@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PARTS, EACH = 4, 0.1  # number of parts into which the time is divided, and the minimum share of the growth in each
 START = 0.1  # the time begins when this share of all bytes has been allocated
 LEAST = 10  # allocations that were not freed
-LONG = 0.2  # minimum length of the time, as a share of the time from its start to the last call
+LONG = 0.1  # minimum length of the time, as a share of the time from its start to the last call
 
 
 class Growth(NamedTuple):

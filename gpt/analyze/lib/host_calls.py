@@ -26,6 +26,7 @@ WAITING = ("cuStreamWaitEvent", "cuStreamWaitValue32", "cuStreamWaitValue64")  #
 RUNNING = ("cuLaunchHostFunc", "cuStreamAddCallback")  # a stream waits for a function of the host
 # Memory from these isn't ready at once: the driver maps it, and clears it on the GPU.
 ALLOCATING = ("cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemCreate")
+MANAGED, PREFETCH = "cuMemAllocManaged", "cuMemPrefetchAsync"
 ASKING = ("cuEventQuery", "cuStreamQuery")
 WAYS = (("HtoD", IN, "from"), ("DtoH", OUT, "to"))  # direction, act, and the argument with the host's address
 
@@ -49,20 +50,21 @@ class Copied(NamedTuple):
 
 
 class HostCalls:
-    """The calls of a process. Once they've been read, `copied` has sums of the copies by op.
+    """The calls of a process. Once they've been read, `copied` has sums of the copies by op. The sums are about calls
+    that begin at the time `since` or later.
 
-    `noted` has the number of calls, and their ns, of the functions in WAITING, RUNNING, ALLOCATING and ASKING.
-    `blocks` has, for
-    each function, how often it was launched, and the sum of the shares of SMs that its launches could fill.
+    `noted` has the number of calls, and their ns, of the functions in WAITING, RUNNING, ALLOCATING and ASKING,
+    and of PREFETCH. `blocks` has, for each function, how often it was launched, and the sum of the shares of SMs that
+    its launches could fill.
     """
 
-    def __init__(self, trace: TraceModel, number: int) -> None:
-        self._trace, self._number = trace, number
+    def __init__(self, trace: TraceModel, number: int, since: int | None = None) -> None:
+        self._trace, self._number, self._since = trace, number, since
         self._process = trace.processes[number]
         self.copied: dict[str, Copied] = {}
         self.blocks: dict[int, tuple[int, float]] = {}
         self.noted: dict[str, tuple[int, int]] = {}
-        noted = WAITING + RUNNING + ALLOCATING + ASKING
+        noted = {*WAITING, *RUNNING, *ALLOCATING, *ASKING, PREFETCH}
         self._noted = {id_: api.name for id_, api in self._process.apis.items() if api.name in noted}
         self._sms = min((card["sms"] for card in self._process.cards.values() if card.get("sms")), default=0)
         self._pinned = Addresses()
@@ -75,9 +77,15 @@ class HostCalls:
 
     def _iter_rows(self) -> Iterator[Array]:
         for calls in iter_calls(self._trace, self._number, *NAMES):
-            self._count_copies(calls)
-            self._count_blocks(calls)
-            self._note_calls(calls.rows)
+            self._note_pins(calls)
+            later = calls
+            if self._since is not None and calls.start[0] < self._since:
+                good = calls.start >= self._since
+                later = CallTable(calls.rows[good], calls.end[good], calls.acts[good])
+            if len(later.rows):
+                self._count_copies(later)
+                self._count_blocks(later)
+                self._note_calls(later.rows)
             found = np.zeros(len(calls.rows), LAYER)
             found["begin"], found["end"], found["what"] = calls.start, calls.end, calls.rows["api"]
             found["thread"] = calls.rows["thread"]
@@ -98,10 +106,12 @@ class HostCalls:
             if last[-1] >= 0:
                 self._out[thread] = float(sizes[last[-1]])
 
+    def _note_pins(self, calls: CallTable) -> None:
+        pins = np.flatnonzero((calls.rows["result"] == 0) & np.isin(calls.rows["api"], self._pins))
+        self._pinned.add(calls.rows["to"][pins], calls.rows["bytes"][pins])
+
     def _count_copies(self, calls: CallTable) -> None:
         good = calls.rows["result"] == 0
-        pins = np.flatnonzero(good & np.isin(calls.rows["api"], self._pins))
-        self._pinned.add(calls.rows["to"][pins], calls.rows["bytes"][pins])
         if not (calls.of(COPY) & good).any():
             return
         for op, act, argument in WAYS:

@@ -28,6 +28,9 @@ SYSTEM = re.compile(r"(ld-linux|libc|libm|libpthread)\b")
 DEEPEST = 128  # most Python frames in a sample
 NO_CALL = -1
 WIDEST, MOSTLY = 60, 50  # columns of a name; percentage that counts as most samples
+LISTENING = {"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "accept", "accept4",
+             "recvfrom", "recvmsg", "recvmmsg"}  # fmt: skip
+SLEEPING = {"nanosleep", "clock_nanosleep", "pause"}
 LOCK, OFTEN = "futex", 25  # the system call that waits for a lock; percentage of samples from which that's said
 DRIVER = "libcuda.so"  # its functions are recorded as calls
 
@@ -42,14 +45,17 @@ class Place(NamedTuple):
 class Hits(NamedTuple):
     """The number of samples, and in how many of them the thread waited in a system call.
 
-    It waited for a lock in `locked` of the latter, and in `expecting` for another thread or process, in a function of
-    Python's own library. `files` counts samples in native code that Python called, by library.
+    It waited for a lock in `locked` of the latter; in `expecting` for another thread or process, in a function of
+    Python's own library; in `listening` for input; and in `sleeping` for time to pass. `files` counts samples in native
+    code that Python called, by library.
     """
 
     samples: int
     waiting: int
     locked: int = 0
     expecting: int = 0
+    listening: int = 0
+    sleeping: int = 0
     files: tuple[tuple[str, int], ...] = ()
 
     def plus(self, other: Hits) -> Hits:
@@ -60,6 +66,8 @@ class Hits(NamedTuple):
             self.waiting + other.waiting,
             self.locked + other.locked,
             self.expecting + other.expecting,
+            self.listening + other.listening,
+            self.sleeping + other.sleeping,
             tuple(files.items()),
         )
 
@@ -122,6 +130,16 @@ def is_expecting(places: Places) -> bool:
     return any(100 * hits.expecting > MOSTLY * hits.samples for _, hits in _sort(places)[:1])
 
 
+def is_listening(places: Places) -> bool:
+    """Return whether the most frequent place mostly waits for input."""
+    return any(100 * hits.listening > MOSTLY * hits.samples for _, hits in _sort(places)[:1])
+
+
+def is_sleeping(places: Places) -> bool:
+    """Return whether the most frequent place mostly waits for time to pass."""
+    return any(100 * hits.sleeping > MOSTLY * hits.samples for _, hits in _sort(places)[:1])
+
+
 def name_frame(frame: CallFrame) -> str:
     """Return `data.py:41 collate` for a Python frame, `libfoo.so parse` for a native one."""
     file = os.path.basename(frame.path or "") or "?"
@@ -181,7 +199,11 @@ class HostSamples:
             locked = waits and not expects and name_syscall(syscall) == LOCK
             file = None if waits else self._find_called(native)
             files = ((file, count),) if file else ()
-            merge_places(found, {place: Hits(count, count * waits, count * locked, count * expects, files)})
+            listens = waits and name_syscall(syscall) in LISTENING
+            sleeps = waits and name_syscall(syscall) in SLEEPING
+            flags = [count * flag for flag in (waits, locked, expects, listens, sleeps)]
+            seen = Hits._make([count, *flags, files])
+            merge_places(found, {place: seen})
         return found
 
     def _place(self, python: int, native: int, syscall: int) -> Place:

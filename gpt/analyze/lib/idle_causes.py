@@ -61,8 +61,9 @@ FIRST = [("number", "<i8"), ("before", "<i8"), ("before_since", "<i8"), ("note",
 class Times:
     """Sums for idle times of one kind: their number, total and longest ns, and what the causes need.
 
-    `waited` is how many ns the host had waited for the GPU, `items` how many of these waits were for a small copy, and
-    `took` the ns of the work that ended the idle times.
+    `waited` is how many ns the host had waited for the GPU, `items` how many of these waits were for a small copy,
+    `took` the ns of the work that ended the idle times, and `until` when the last one ended, in ns since the process
+    began. Only sums by cause have `until`.
     """
 
     count: int = 0
@@ -71,10 +72,11 @@ class Times:
     waited: int = 0
     items: int = 0
     took: float = 0.0
+    until: int = 0
 
     def add(self, other: Times) -> None:
         """Add other times."""
-        self.longest = max(self.longest, other.longest)
+        self.longest, self.until = max(self.longest, other.longest), max(self.until, other.until)
         for name in ("count", "total", "waited", "items", "took"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -108,6 +110,7 @@ class Reasons:
     longest: list[Longest] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)  # types of functions, by name
     places: Places = field(default_factory=dict)
+    loading: Times = field(default_factory=Times)  # idle times because of host code, in which GPU code was loaded
 
     def merge(self, other: Reasons) -> None:
         """Add the idle times of another process, except the longest ones."""
@@ -116,6 +119,7 @@ class Reasons:
                 mine.setdefault(key, Times()).add(times)
         self.types |= other.types
         merge_places(self.places, other.places)
+        self.loading.add(other.loading)
         for name, causes in other.ranges.items():
             own = self.ranges.setdefault(name, {})
             for key, times in causes.items():
@@ -288,11 +292,14 @@ class _Sums:
             (OFF, rows["off"] > 0),
         ):
             cause[mask] = CAUSES.index(name)
+        own_code = cause == CAUSES.index(HOST_CODE)
         named = np.where(cause == CAUSES.index(WAIT), before, np.where(cause == CAUSES.index(CALL), top, NOTHING))
         items = (cause == CAUSES.index(WAIT)) & self._copied_out(rows) & (note <= ITEM)
         values = {"count": np.ones(count), "waited": waited, "items": items, "took": rows["took"]}
         for key, times in _sum_by((cause, named), total, values):
+            times.until = int(rows["end"][(cause == key[0]) & (named == key[1])].max()) - self._began
             self._add(self.reasons.causes, (CAUSES[key[0]], self._name(key[1])), times)
+        self._add_loading(total[np.isin(numbers, numbers[which[self._load(groups["what"])]]) & own_code])
         behind = np.where(waits, before, NOTHING)[which]
         for key, times in _sum_by(*_by(numbers, which, (groups["what"], behind), groups["ns"])):
             self._add(self.reasons.doing, (self._describe(key[0]), self._name(key[1])), times)
@@ -312,6 +319,20 @@ class _Sums:
         blocks = [id_ for id_, api in copies.items() if api.type in IO and not api.name.endswith(ASYNC)]
         may = [id_ for id_, api in copies.items() if api.type == "memcpy" and api.name.endswith(ASYNC)]
         return np.isin(apis, blocks) | (np.isin(apis, may) & (waited > FAST))
+
+    def _load(self, apis: Array) -> npt.NDArray[np.bool_]:
+        """Return which calls load or link GPU code."""
+        known = self._process.apis
+        loads = [
+            id_
+            for id_, api in known.items()
+            if api.type == "module" and (api.op == "load" or api.name.startswith("cuLink"))
+        ]
+        return np.isin(apis, loads)
+
+    def _add_loading(self, total: Array) -> None:
+        if len(total):
+            self.reasons.loading.add(Times(len(total), int(total.sum()), int(total.max())))
 
     def _copied_out(self, rows: Array) -> npt.NDArray[np.bool_]:
         """Return which idle times follow a copy from the device."""

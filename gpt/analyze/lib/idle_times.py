@@ -20,7 +20,7 @@ from gpt.trace.spill import Array, Aside, Sorted
 from gpt.trace.unrecorded import Unrecorded, unite
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from gpt.trace.model import TraceModel
 
@@ -117,42 +117,61 @@ class _Gpu:
         return found
 
 
-def find_idle(trace: TraceModel) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
+def find_idle(
+    trace: TraceModel, since: Mapping[int, int] | None = None
+) -> tuple[list[Use], list[Sorted], list[Counter[int]]]:
     """Find the idle times of all GPUs. Return three things: how each GPU was used; for each process, the idle times
     that its work ended, as rows of IDLE sorted by begin; and for each process, its ns of GPU work by function.
+
+    With `since`, only these processes count, and only their work that begins at that time or later.
     """
     places: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for number, device in trace.gpus():
+        if since is not None and number not in since:
+            continue
         key = trace.processes[number].gpu(None if device == NO_DEVICE else device)
         places[key].append((number, device))
     aside = Aside()
     idle = [Sorted(aside, IDLE, "begin") for _ in trace.processes]
     acts = [Acts(process) for process in trace.processes]
-    uses, times = [], [Counter[int]() for _ in trace.processes]
-    for at, (key, own) in enumerate(places.items()):
+    uses: list[Use] = []
+    times = [Counter[int]() for _ in trace.processes]
+    for key, own in places.items():
         numbers = sorted({number for number, _ in own})
         off = [trace.unrecorded(trace.processes[number]) for number in numbers]
         if len(numbers) > 1:
             off.append(find_breaks(trace, own))
         gpu, host_copies, memsets, moved = _Gpu(unite(off)), 0.0, 0.0, 0.0
         for rows in trace.iter_gpu_times(own):
+            rows = rows if since is None else _find_later(rows, since)
+            if not len(rows):
+                continue
             is_kernel = _find(rows, acts, numbers, LAUNCH) | (rows["function"] != 0)
             moved += float(rows["duration"][~is_kernel].sum())
             host_copies += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, IN | OUT)].sum())
             memsets += float(rows["duration"][~is_kernel & _find(rows, acts, numbers, FILL)].sum())
-            found = gpu.add(rows, is_kernel, at)
+            found = gpu.add(rows, is_kernel, len(uses))
             for number in numbers:
                 own_rows = rows if len(numbers) == 1 else rows[rows["process"] == number]
                 _add_times(times[number], own_rows["function"], own_rows["duration"])
                 if len(mine := found[found["process"] == number]):
                     idle[number].add(mine)
-        assert gpu.first is not None
+        if gpu.first is None:  # all of its work was earlier
+            continue
         whole = gpu.reach - gpu.first - gpu.off
         copies = whole - gpu.idle - gpu.kernels
         shares = host_copies / (moved or 1), memsets / (moved or 1)
         sums = whole, gpu.kernels, copies, gpu.idle, gpu.count, gpu.cut, *shares
         uses.append(Use(key, numbers, *sums, gpu.first, gpu.reach, gpu.off, dict(gpu.work), gpu.turns))
     return uses, idle, times
+
+
+def _find_later(rows: Array, since: Mapping[int, int]) -> Array:
+    """Return the work that begins no earlier than its process's time."""
+    good = np.zeros(len(rows), bool)
+    for number, time in since.items():
+        good |= (rows["process"] == number) & (rows["begin"] >= time)
+    return rows if good.all() else rows[good]
 
 
 def _find_edges(trace: TraceModel, number: int, places: list[tuple[int, int]]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ for instance because threads interleave randomly, each thread and each stream is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -258,6 +258,11 @@ class CallTimes:
     def _columns(self) -> tuple[Stamps, Codes]:
         starts, apis = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, np.uint64)],) * 2
         return np.concatenate(starts), np.concatenate(apis).astype(np.uint32)
+
+    def starts(self, wanted: Collection[int]) -> Stamps:
+        """Return when the kept calls of some functions began."""
+        starts, apis = self._columns()
+        return starts[np.isin(apis, [*wanted])]
 
     def count(self, begin: int, end: int) -> dict[int, int]:
         """Return the number of calls that began in an interval, by function."""

@@ -3,10 +3,13 @@
 The first rule that applies decides:
 
 - collectives: there are several ranks, and collectives take MUCH of the GPU time.
-- memory: once the program repeats a unit, it allocates more than it frees.
+- memory: once the program repeats a unit, it allocates more than it frees; or it does so steadily for a while, during
+  at least SOME_LAUNCHES of its launches and UNITS repetitions.
 - graphs: graphs take most of the GPU time, and their kernels were probed.
 - startup: until the program is steady, it takes at least LONG and longer than the steady part; or the time from its
-  first launch on is at least WARM and TIMES as long as the steady part.
+  first launch on is at least WARM and TIMES as long as the steady part. If the program compiles a kernel again and
+  again, the time from its first launch on doesn't count: `idle` says what that costs.
+- startup: nothing repeats, and the time to the first launch is at least SHORT, and over ONCE times as long as the rest.
 - startup: at least SERIAL processes ran one after the other, and together they take at least SHORT to become steady,
   and longer than their steady parts.
 - graphs: graphs take most of the GPU time, and the GPU is busy.
@@ -24,8 +27,10 @@ from gpt.screen.units import human_share, human_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpt.analyze.lib.iterations import Stamps
     from gpt.analyze.lib.questions import InferenceFacts
     from gpt.analyze.lib.totals import ProcessTotals, Totals
+    from gpt.trace.process import Process
 
 NEXT = (
     Column("command", "text", title="next"),
@@ -35,39 +40,50 @@ NEXT = (
 MUCH, MOST = 0.2, 0.5  # shares of the GPU time
 LONG, WARM, TIMES = 30_000_000_000, 100_000_000, 3  # ns, ns, factor
 SERIAL, SHORT = 5, 1_000_000_000  # processes, ns
+ONCE = 10  # factor
 GROWING = 5  # minimum number of allocations without a free
+SOME_LAUNCHES, UNITS = 0.2, 3
 SOME = 5  # minimum % of the time that a GPU must be idle for that to matter
 BUSY = 25  # maximum % of the time that a busy GPU is idle
 
 
 class Hints(NamedTuple):
-    """Facts about a process that repeats a unit of launches, in ns: the time to its first launch, from there to its
-    steady state, and from there to its last launch or to the end of its work on the GPU, whichever is later.
+    """Facts about a process, in ns: the time to its first launch, from there to its steady state, and from there to its
+    last launch or to the end of its work on the GPU, whichever is later. A process that repeats no unit of launches is
+    never steady, and then `warm` is 0.
 
-    `allocations` and `frees` count calls during the last three quarters of that time.
+    `allocations` and `frees` count calls during the last three quarters of the `steady` time.
     """
 
     loading: int
     warm: int
     steady: int
-    allocations: int
-    frees: int
+    allocations: int = 0
+    frees: int = 0
+    grows: bool = False  # memory grew steadily for a while
+    repeats: bool = True
+    compiled: int = 0  # how often the kernel was compiled that was compiled most often
 
 
 def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
-    """Return the hints of a process, or None if nothing repeats in it."""
+    """Return the hints of a process, or None if it launches nothing."""
+    from gpt.analyze.lib.compiled import find_compiled
     from gpt.analyze.lib.iterations import WHOLE
 
     first = totals.launches.first()
     units = [row for row in facts.units if row[0].startswith(WHOLE)]
-    if first is None or not units:
+    if first is None:
         return None
     process = totals.process
     header, clock = process.header, process.clock
     launched = int(clock.times(_array(first))[0]) - clock.monotonic
-    slow = _find_slow(totals, *units[0][3:8]) if units[0][1] == "all" else 0
+    launches = totals.launches.starts()
+    last = int(clock.times(launches[-1:])[0]) - clock.monotonic
+    if not units:
+        works = max(last - launched, facts.idle.total if facts.idle and facts.idle_all else 0)
+        return Hints(launched, 0, works, repeats=False)
+    slow = _find_slow(process, launches, *units[0][3:8]) if units[0][1] == "all" else 0
     begin = units[0][8] + slow  # ns from the start of the process
-    last = int(clock.times(totals.launches.starts()[-1:])[0]) - clock.monotonic
     since = header.get("tsc", 0) if "tsc_hz" in header else clock.monotonic
     stamp = since + round((begin + (last - begin) / 4) / clock.ns_per_tick)
     calls = totals.call_times.count(max(0, stamp), totals.last_stamp + 1)
@@ -79,18 +95,48 @@ def find_hints(totals: ProcessTotals, facts: InferenceFacts) -> Hints | None:
     warm, works = max(0, begin - launched), max(0, last - begin)
     if facts.idle and facts.idle_all:  # the GPU may have more to do than the host needs to launch it
         works = max(works, facts.idle.total - warm)
-    return Hints(launched, warm, works, made["alloc"], made["free"])
+    grows = _grows(totals, launches, units[0][3])
+    compiled = find_compiled(process, totals.launched())
+    return Hints(launched, warm, works, made["alloc"], made["free"], grows, compiled=compiled[1] if compiled else 0)
 
 
-def _find_slow(totals: ProcessTotals, length: int, _: int, times: int, usual: float, first: int) -> int:
+def _grows(totals: ProcessTotals, launches: Stamps, length: int) -> bool:
+    """Return whether memory grew steadily for a while. `launches` says when launches began, and a repeated unit has
+    `length` of them.
+
+    The period from START of the allocations to the last one is divided into quarters, as in growth.py.
+    """
+    import numpy as np
+
+    from gpt.analyze.lib.growth import EACH, PARTS, START
+
+    times, apis = totals.call_times, totals.process.apis
+    made, gone = (
+        np.sort(
+            np.searchsorted(launches, times.starts([id_ for id_, api in apis.items() if api[:2] == ("memory", op)]))
+        )
+        for op in ("alloc", "free")
+    )
+    if len(made) * times.step < GROWING:
+        return False
+    first, last = int(made[int(START * len(made))]), int(made[-1])
+    if last - first < max(SOME_LAUNCHES * len(launches), UNITS * length):
+        return False
+    edges = np.linspace(first, last + 1, PARTS + 1)
+    allocated, freed = np.histogram(made, edges)[0], np.histogram(gone, edges)[0]
+    grown = allocated - freed
+    total = int(grown.sum())
+    return bool(total * times.step >= GROWING and allocated.sum() >= 2 * freed.sum() and (grown >= EACH * total).all())
+
+
+def _find_slow(process: Process, starts: Stamps, length: int, _: int, times: int, usual: float, first: int) -> int:
     """Return how many ns pass before a repetition takes at most USUAL times the median."""
     import numpy as np
 
     from gpt.analyze.lib.steady import USUAL
 
     places = first - 1 + length * np.arange(times + 1)
-    starts = totals.launches.starts()
-    times_of = totals.process.clock.times(starts[places[places < len(starts)]])
+    times_of = process.clock.times(starts[places[places < len(starts)]])
     good = np.flatnonzero(np.diff(times_of) <= USUAL * usual)
     return int(times_of[good[0]] - times_of[0]) if len(good) else 0
 
@@ -100,7 +146,7 @@ def _find_serial(facts: Sequence[InferenceFacts], hints: Sequence[Hints | None])
     found: list[Hints] = []
     end = 0
     for fact, one in sorted(zip(facts, hints, strict=True), key=lambda pair: int(pair[0].header["monotonic"])):
-        if one and (begin := fact.header["monotonic"]) >= end:
+        if one and one.repeats and (begin := fact.header["monotonic"]) >= end:
             found.append(one)
             end = begin + one.loading + one.warm + one.steady
     return found
@@ -141,13 +187,18 @@ def _choose(
         return "collectives", f"which rank the others wait for in {part} of the GPU time", None
     if any(one.allocations - one.frees >= GROWING and one.allocations >= 2 * one.frees for one in hints):
         return "memory", "what isn't freed: memory grows with each iteration", None
+    if any(one.grows for one in hints):
+        return "memory", "what isn't freed for a long time: memory grows over many launches", None
     in_graphs = "graphs", f"which kernels take {human_share(100 * graphs / (whole or 1))} of the GPU time in graphs"
     if graphs > MOST * whole and totals.coverage.probed:
         return *in_graphs, None
     for one in sorted(hints, key=lambda one: -one.loading - one.warm)[:1]:
-        before = one.loading + one.warm
-        if (before > one.steady and before >= LONG) or (one.warm > TIMES * one.steady and one.warm >= WARM):
-            return "startup", f"where {human_time(before)} go before steady work of {human_time(one.steady)}", None
+        warm = 0 if one.compiled and idle else one.warm
+        before = one.loading + warm
+        once = not one.repeats and before > ONCE * one.steady and before >= SHORT
+        if (before > one.steady and before >= LONG) or once or (warm > TIMES * one.steady and warm >= WARM):
+            work = "steady work" if one.repeats else "work"
+            return "startup", f"where {human_time(before)} go before {work} of {human_time(one.steady)}", None
     starts, steady = sum(one.loading + one.warm for one in serial), sum(one.steady for one in serial)
     if len(serial) >= SERIAL and starts >= SHORT and starts > steady:
         told = f"where {human_time(starts)} go in {len(serial)} processes before steady work of {human_time(steady)}"
@@ -156,6 +207,8 @@ def _choose(
         return *in_graphs, "-p block_sched"
     if not idle:
         return "gaps", "when nothing was launched (--gpu-time says more)", "--gpu-time"
+    if share >= SOME and len(idle) > 1:
+        return "idle", f"why the GPU is idle: each process leaves it idle {human_share(share)} of the time", None
     if share >= SOME:
         return "idle", f"why the GPU is idle {human_share(share)} of the time", None
     busy = human_share(100 - share)

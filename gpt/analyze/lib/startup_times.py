@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpt.analyze.lib.compiled import find_compiled
 from gpt.analyze.lib.host_calls import PINNING, Addresses
 from gpt.analyze.lib.overlay import LAYER, NOTHING, PIECE, cut_out, iter_alone, overlay
 from gpt.analyze.lib.sequence import LAUNCH, iter_calls
@@ -92,6 +93,7 @@ class Startup:
     time: int
     off: int
     steady: bool
+    after: int = 0  # from then until the last call
     launches: int = 0  # during start-up
     length: int = 0
     times: int = 0
@@ -101,6 +103,7 @@ class Startup:
     kinds: dict[str, Kind] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     longest: list[Call] = field(default_factory=list)
+    compiled: tuple[str, int] | None = None  # the kernel that was compiled most often, and how often
     images: tuple[int, int] = (0, 0)  # number of images that were loaded, and how many of them were PTX
 
 
@@ -115,9 +118,12 @@ def find_startup(trace: TraceModel, number: int, steady: Steady | None) -> Start
     found = Startup(process.header, end - began - off, off, steady is not None)
     found.images = len(process.modules), sum(module.type == "ptx" for _, module in process.modules)
     if steady:
+        last = trace.last(number)
+        found.after = max(0, last - end - unrecorded.within_one(end, max(end, last)))
         found.length, found.times, found.skipped = steady.period.length, steady.period.times, steady.skipped
         found.usual, found.first = steady.usual, steady.first
     calls = _Calls(trace, number, steady.begin if steady else None, end, found)
+    found.compiled = find_compiled(process, calls.find_launched())
     whole = np.zeros(1, PIECE)
     whole["begin"], whole["end"], whole["thread"], whole["what"] = began, end, calls.thread, NOTHING
     for pieces in overlay(iter([cut_out(whole[whole["end"] > began], unrecorded)]), calls.iter_layer(), "what"):
@@ -192,6 +198,10 @@ class _Calls:
                 library.kernels += 1
                 library.loaded += self._loaded[function] > 0
                 library.time += self._loaded[function]
+
+    def find_launched(self) -> set[int]:
+        """Return the functions that were launched during start-up."""
+        return {function for function, (start, _) in self._firsts.items() if start < self._end}
 
     def iter_layer(self) -> Iterator[Array]:
         """Yield the thread's calls during start-up as LAYER, with the index of a kind in `what`."""

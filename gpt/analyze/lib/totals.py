@@ -7,7 +7,7 @@ doesn't grow with the length of a trace.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sized
+from collections.abc import Collection, Sized
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -259,6 +259,10 @@ class ProcessTotals:
             function = self._functions[id_] = FunctionTotals()
             _check_number(self._functions)
         return function
+
+    def launched(self) -> Collection[int]:
+        """Return the ids of the functions that were launched so far."""
+        return self._kernels.keys()
 
     def find_loaded(self) -> rows.Rows:
         """Return the first launches in which kernels were loaded, as rows of GPU times. `took` is their duration in ns,

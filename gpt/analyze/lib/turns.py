@@ -5,6 +5,8 @@ Work in that stream waits for all earlier work of other streams, and their later
 say which streams are exempt (cudaStreamNonBlocking). So only kernels count that seem to have waited for the kernel
 ahead: they were launched before it began, and began right after its end, although both together have fewer blocks than
 the GPU has SMs. One of the two must be in the default stream.
+
+The same goes for two other streams if the program makes streams wait, as with cuStreamWaitEvent.
 """
 
 from __future__ import annotations
@@ -20,24 +22,35 @@ from gpt.trace.spill import Array
 if TYPE_CHECKING:
     from gpt.trace.model import TraceModel
 
-CAUSE, DEFAULT = "default stream", 0
+CAUSE, EVENTS, DEFAULT = "default stream", "waits of streams", 0
 FAST = 20_000  # maximum ns from the end of a kernel to the begin of the next, if that waited for it
 OFTEN, PART = 10, 0.1  # minimum number of kernels that waited, and minimum share of the time
 FEW = 0.1  # maximum number of calls that make streams wait, per kernel that waited
 
 
 class Turns(NamedTuple):
-    """The number of kernels that waited for one in another stream, their ns, and the number of other streams."""
+    """The number of kernels that waited for one in another stream, their ns, the number of streams other than the
+    default one, and whether that one was involved.
+    """
 
     kernels: int
     time: int
     streams: int
+    default: bool = True
 
 
 def find_turns(trace: TraceModel, number: int, blocks: Mapping[int, tuple[int, float]], waits: int) -> Turns | None:
     """Return the kernels of a process that waited because of the default stream, or None if there are few. `blocks` is
     from HostCalls; `waits` is the number of calls that make a stream wait.
     """
+    for default in (True, False):
+        found = _sum_turns(trace, number, blocks, default)
+        if found.kernels >= OFTEN and (waits <= FEW * found.kernels) == default:
+            return found
+    return None
+
+
+def _sum_turns(trace: TraceModel, number: int, blocks: Mapping[int, tuple[int, float]], default: bool) -> Turns:
     count, time, others = 0, 0, set[int]()
     for place in trace.gpus():
         if place[0] == number:
@@ -45,19 +58,22 @@ def find_turns(trace: TraceModel, number: int, blocks: Mapping[int, tuple[int, f
             for rows in trace.iter_gpu_times([place]):
                 rows = rows if before is None else np.concatenate((before, rows))
                 before = rows[-1:]
-                waited = _find_waited(rows, blocks)
+                waited = _find_waited(rows, blocks, default)
                 count += int(np.count_nonzero(waited))
                 time += int(rows["duration"][1:][waited].sum())
                 pairs = np.append(rows["stream"][1:][waited], rows["stream"][:-1][waited])
                 others |= {*np.unique(pairs).tolist()} - {DEFAULT}
-    return Turns(count, time, len(others)) if count >= OFTEN and waits <= FEW * count else None
+    return Turns(count, time, len(others), default)
 
 
-def _find_waited(rows: Array, blocks: Mapping[int, tuple[int, float]]) -> Array:
-    """Return which rows after the first waited for the row before them."""
+def _find_waited(rows: Array, blocks: Mapping[int, tuple[int, float]], default: bool) -> Array:
+    """Return which rows after the first waited for the row before them, if one of both or neither is in the default
+    stream.
+    """
     one, next_ = rows[:-1], rows[1:]
     pause = next_["begin"] - one["begin"] - one["duration"].astype(np.int64)
-    mixed = (one["stream"] == DEFAULT) != (next_["stream"] == DEFAULT)
+    either = (one["stream"] == DEFAULT) | (next_["stream"] == DEFAULT)
+    mixed = (one["stream"] != next_["stream"]) & (either == default)
     found: Array = mixed & (pause >= 0) & (pause <= FAST) & (next_["call"] < one["begin"])
     if found.any():
         shares = {function: filled / launches for function, (launches, filled) in blocks.items()}
@@ -71,6 +87,13 @@ def describe_turns(found: Collection[Turns], whole: int) -> tuple[str, int, str]
     count, time = sum(one.kernels for one in found), sum(one.time for one in found)
     if not found or time < PART * whole:
         return None
+    if not all(one.default for one in found):
+        told = (
+            f"{amount(count, 'kernel')} waited for the one before, in another stream, though both would fit on the "
+            f"GPU: events make the streams wait for each other; at most {human_time(time)} could overlap: leave out "
+            "the waits that no result depends on"
+        )
+        return EVENTS, min(time, whole), told
     streams = amount(max(one.streams for one in found), "other stream")
     told = (
         f"{amount(count, 'kernel')} waited for the one before, though both would fit on the GPU: one was in the "
