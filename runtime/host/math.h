@@ -302,8 +302,8 @@ INLINE float f32_div_approx(float a, float b, unsigned flags) {
     return f32_div(a, b, ROUND_rn, flags);
 }
 
-// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. As on an H200, their NaN
-// is that of f32.
+// rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. If the result isn't a
+// number, an H200 writes 0x7fffffff there, as for f32.
 INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
 INLINE double host_f64_upper_result(double value) {
     return value == value ? host_f64_upper(value) : as_f64(0x7fffffff00000000);
