@@ -311,6 +311,12 @@ class Process:
         """Return the mangled names of functions, by id."""
         return self._names
 
+    def other_means(self) -> dict[int, float]:
+        """Return the mean GPU time, in ns, of each function's launches that the user's filters leave out."""
+        means = [(id_, ticks / count) for id_, (count, ticks) in self._selected.other_times.items()]
+        times = self.clock.durations(np.array([round(ticks) for _, ticks in means], np.uint64))
+        return {id_: time for (id_, _), time in zip(means, times.tolist(), strict=True)}
+
     def take_launches(self) -> Counter[int]:
         """Return the number of launches since the last call, by function. Take the calls first: if the selection is
         narrow, launches are counted from them.

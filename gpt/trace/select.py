@@ -109,6 +109,7 @@ class Selected:
     devices: set[int]  # ordinals
     looked: bool = False
     kept: bool = False
+    other_times: dict[int, list[int]] = field(default_factory=dict)  # GPU times left out, by function: number and ticks
     _launches: Counter[tuple[int, int]] = field(default_factory=Counter)  # number of chosen calls, by api and function
     _matched: dict[str, bool] = field(default_factory=dict)
 
@@ -139,7 +140,14 @@ class Selected:
     def of_gpu_times(self, _: Threads, rows: Rows) -> Mask:
         """Return a mask of the GPU times that are chosen."""
         threads = rows["thread"] if "thread" in (rows.dtype.names or ()) else np.zeros(len(rows), np.uint64)
-        return self._choose(threads, rows, "begin")
+        chosen = self._choose(threads, rows, "begin")
+        others = rows[~chosen & (rows["function"] != 0)]
+        for function in np.unique(others["function"]).tolist():
+            ticks = others["duration"][others["function"] == function]
+            known = self.other_times.setdefault(function, [0, 0])
+            known[0] += len(ticks)
+            known[1] += int(ticks.sum(dtype=np.uint64))
+        return chosen
 
     def of_launches(self, _: Threads, rows: Rows) -> Mask:
         """Return a mask of the counts of launches that are chosen."""

@@ -122,6 +122,17 @@ def test_a_small_copy_in_a_graph_counts_as_its_shortest_kernel():
     assert found.verdicts["by_module"][1].startswith("(graphs, not split): 4.00ms of that are small copies")
 
 
+def test_a_chosen_replay_is_split_by_times_before():
+    eager = launches((1, 1.2, 1), (1, 2.2, 2)), times((1, 1.2, 1, 1, 3), (1, 2.2, 1, 2, 1), (2, 50, 2, 0, 14))
+    given = [record for part in (*eager, graph(5, CAPTURED), replays((2, 50)), LAYERED) for record in
+             (part if isinstance(part, list) else [part])]  # fmt: skip
+    options = ("--by", "module", "--tid", "2")
+    found = ask("summary", forge.trace(*APIS, *KERNELS, *given), args=options)
+    assert rows(found, "module", "gpu_total", "split") == {
+        "layers.N.attn": (12 * MS, 12 * MS), "layers.N.mlp": (2 * MS, 2 * MS),
+    }  # fmt: skip
+
+
 def test_set_up_is_apart_from_modules():
     """Variants of a kernel that were tuned don't count when a replay is split."""
     ready = ranges(("layers.0", 0, 9), ("(set-up: autotuning of layers.0.x)", 1, 5), domain=LAYERS)

@@ -319,15 +319,16 @@ def _count_times(part: _Part, times: Array, paths: Array, handles: Array, since:
 
 def _find_means(parts: Iterable[_Part], manner: Manner) -> dict[str, float]:
     """Return the mean GPU time of each kernel outside of graphs, and outside of set-up if it also ran there: tuning
-    tries variants of a kernel.
+    tries variants of a kernel. Launches that the user's filters leave out count for kernels without others.
     """
+    found = {part.kernel(id_): time for part in parts for id_, time in part.process.other_means().items()}
     sums: tuple[dict[str, Sums], ...] = defaultdict(Sums), defaultdict(Sums)  # in set-up, outside of it
     for part in parts:
         for (path, function), one in part.direct.items():
             if function >= 0 and one.timed:
                 ready = manner.layers and part.module(path).startswith(SET_UP)
                 sums[not ready][part.kernel(function)] += one
-    return {name: one.time / one.timed for name, one in {**sums[0], **sums[1]}.items()}
+    return found | {name: one.time / one.timed for name, one in {**sums[0], **sums[1]}.items()}
 
 
 def _iter_nodes(part: _Part, path: int, handle: int, graph: GraphContents, verdict: Verdict,
