@@ -2,7 +2,7 @@
 
 from gpt.probe.sass import glue
 from gpt.probe.sass.draft import with_change
-from gpt.probe.sass.waits import announce, await_reads, space
+from gpt.probe.sass.waits import announce, await_reads, await_results, space
 from gpt.sass.tables import table_of
 from gpt.sass.words import control_of
 
@@ -53,4 +53,16 @@ def test_a_barrier_is_awaited_once_it_shows_that_an_operand_is_being_read():
         ((save, glue.set_to(5, 7)), [(1, 0), (1, 0)]),
     ):
         found = await_reads([with_change(word, stall=1) for word in words], TABLE)
+        assert [(control_of(word).stall, control_of(word).wait) for word in found] == expected
+
+
+def test_a_result_is_awaited_once_its_barrier_shows_it():
+    """The second word may already wait for the barrier, for what was in flight before."""
+    load = with_change(glue.load_stack(4, -16), write_barrier=3, stall=1)
+    for words, expected in (
+        ((load, glue.move(5, 4)), [(2, 0), (1, 1 << 3)]),
+        ((load, with_change(glue.move(5, 4), wait=1 << 3)), [(2, 0), (1, 1 << 3)]),
+        ((load, with_change(glue.move(5, 6), wait=1 << 3)), [(1, 0), (1, 1 << 3)]),
+    ):
+        found = await_results([*words], TABLE)
         assert [(control_of(word).stall, control_of(word).wait) for word in found] == expected
