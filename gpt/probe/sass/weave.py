@@ -27,7 +27,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
+from gpt.formats.kernel_params import Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
 from gpt.formats.params import Param
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.model import ProbeFile
@@ -204,8 +204,9 @@ class _Weaver:
         often = Counter(f"{use.file}:{name}" for use, one in lowered for name in sorted(one.kept))
         kept, mask, slots = place_kept(self.kernel, often, [m for _, one in lowered for m in one.body.members])
         try:
-            frame = find_frame(self.kernel) if slots else NO_FRAME
-            splicer = Splicer(self.kernel, mask, slots, frame)
+            has_stack = has_known_stack(self.plain)
+            frame = find_frame(self.kernel, has_stack) if slots else NO_FRAME
+            splicer = Splicer(self.kernel, mask, slots, frame, has_stack)
         except CannotProbe as error:
             self.is_final = True
             raise LeftAlone("no_registers", f"it {error}", self.name) from None

@@ -1,6 +1,12 @@
 """Snippets get the values that they're given, even if registers are short."""
 
+from gpt.formats.cubin_edit import CubinEditor
+from gpt.formats.kernel_edit import KernelEditor
+from gpt.formats.kernel_params import MIN_STACK_SIZE, UNKNOWN_STACK
+from gpt.probe.sass.weave import weave
+from tests.probe.sass import running
 from tests.probe.sass.compared import check, sites
+from tests.sass.interp.cases import CASES
 
 KEPT = """[map.kept]
 type = "total"
@@ -65,3 +71,17 @@ def test_an_address_is_passed_before_its_registers_are_overwritten(tmp_path):
         assert record["bytes"] == 3 + summed["bytes"]
         assert record["odd"] == (1 if total & 64 else 2)
         assert record["count"] == 9 + 3 * count
+
+
+def test_a_stack_of_unknown_size_isnt_used(tmp_path):
+    """That's the stack of a kernel that recurses. Registers can't be saved there."""
+    (tmp_path / "each.toml").write_text(EACH)
+    case = next(case for case in CASES if case.kernel == "widths")
+    made = running.woven(case, str(tmp_path / "each.toml"))
+    assert made.needs["stack"] > made.needs["stack_before"] == 0
+    cubin = CubinEditor(running.image(case.file))
+    cubin.write_pair(MIN_STACK_SIZE, KernelEditor(cubin, case.kernel).symbol, UNKNOWN_STACK)
+    probe = running.probe(str(tmp_path / "each.toml"))
+    other = weave(cubin.build(), case.kernel, "sm_90", [probe], running.compiler())
+    assert other.needs["stack"] == other.needs["stack_before"] == UNKNOWN_STACK
+    assert all(matched == woven for matched, woven in sites(other).values())
