@@ -65,7 +65,7 @@ class Lowering:
         read.keep()
         before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
         if self.sampled:
-            code.skip(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
+            code.jump(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
         known, skipping = code.known_values() if self.sampled else {}, code.take()
         if self.use.place.kind == "exit" and not code.meets and not _reads_clock(snippet):
             code.settle()
@@ -161,7 +161,7 @@ class Lowering:
     def _instruction(self, node: tree.Instruction) -> None:
         condition = self.code.both(self.read.condition, self._guard(node.guard))
         if node.opcode == "bra":
-            self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.branch(self._label(str(node.operands[0])), condition, node.name)
             self.code.forget()
             return
         if not node.operands:  # only if the file wasn't verified

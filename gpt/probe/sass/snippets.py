@@ -50,7 +50,7 @@ from gpt.sass.woven import Snippet
 if TYPE_CHECKING:
     from gpt.asm.find import Tool, Tools
 
-FORMAT = b"11"  # version of the cache's format
+FORMAT = b"13"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
@@ -59,7 +59,7 @@ RET, UMOV = "RET", 0x882
 _UNKNOWN = 0xBADC0DE5  # a size of constants that will be filled in
 _NOWHERE = 0xFF00  # an offset in the bank of constants that will be filled in
 CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol for isspacep: the size of the program's constants in bytes
-_GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
+_GIVEN = re.compile(r"ld\.param\.b(\d+) \S+ \[in\+(\d+)\];")
 _RETURNED = re.compile(r"\.b8 out\[(\d+)\]")
 _MAP = re.compile(r"ld\.param\.b64 %map_\d+, \[in\+(\d+)\];")
 _SEPARATE = re.compile(r"\n(?:@\S+ )?(?:redux|isspacep)\b")  # isspacep depends on the program's constants
@@ -165,7 +165,8 @@ class Compiler:
         words = _mark_sizes(cubin, section, parse_words(bytes(cubin.content(section))))
         if isinstance(words, str):
             return words
-        given, returned = (int(found[1]) // 4 if (found := one.search(text)) else 0 for one in (_GIVEN, _RETURNED))
+        given = sum((3 if size == "64" else 1) << FIRST + int(offset) // 4 for size, offset in _GIVEN.findall(text))
+        returned = int(found[1]) // 4 if (found := _RETURNED.search(text)) else 0
         maps = [FIRST + int(offset) // 4 for offset in _MAP.findall(text)]
         try:
             return make_compiled(words, self._table, given, returned, maps, at_exit=AT_EXIT in text)
@@ -176,8 +177,8 @@ class Compiler:
 def make_compiled(
     words: list[int], table: Table, given: int, returned: int = 0, maps: Sequence[int] = (), *, at_exit: bool = False
 ) -> Compiled | str:
-    """Return the words of a function as a snippet, or a message that says why they can't be one. The first `given`
-    registers from R4 on are arguments, and the first `returned` of them results. Those in `maps` are the lower halves
+    """Return the words of a function as a snippet, or a message that says why they can't be one. The registers in
+    `given` are arguments, and the first `returned` ones from R4 on are results. Those in `maps` are the lower halves
     of addresses, which the snippet loads from the kernel's parameters.
     """
     names = [table.opcode(word).name for word in words]
@@ -193,7 +194,7 @@ def make_compiled(
             return "needs more registers than a function has without a stack"
     ended = [*words[:-1], words[-1] & ~(0xFFF) | 0x94D]
     code = Code(dump_words(ended), table)
-    inputs = live_before(code, make_graph(code))[0] & ((1 << given) - 1) << FIRST
+    inputs = live_before(code, make_graph(code))[0] & given
     loaded = {at: _load_address(at) for at in maps if inputs >> at & 3}
     body, wait = announce([*_announced(loaded.values(), words), *words[:-1]], table)
     body = reorder(body, table, at_exit=at_exit, returned=(1 << returned) - 1 << FIRST)
