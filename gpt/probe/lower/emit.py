@@ -136,10 +136,14 @@ class Emitter:
     def branch(self, label: str, condition: Condition | None, name: str = "bra") -> None:
         """Branch to a label in the lanes in which the condition holds."""
         if self.meets and condition:
-            lanes = self.once("b32", "mov.u32", "%lanemask_lt")
-            never = self.make("pred", "setp.eq.u32", lanes, -1)  # ptxas can't know that
-            condition = Condition(self.make("pred", "or.pred", self.positive(condition), never))
+            never = self.make("pred", "setp.eq.u32", self.once("b32", "mov.u32", "%lanemask_lt"), -1)
+            condition = Condition(self.make("pred", "or.pred", self.positive(condition), never))  # as in `hide`
         self.put(f"{'bra' if self.meets else name} {label}", condition)
+
+    def hide(self, condition: Condition) -> Condition:
+        """Return a condition that always has the same value, but ptxas can't know if that's the same in all lanes."""
+        lanes = self.once("b32", "mov.u32", "%lanemask_lt")  # never -1
+        return Condition(self.make("pred", "setp.ne.and.u32", lanes, -1, self.positive(condition)))
 
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]

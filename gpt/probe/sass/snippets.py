@@ -50,7 +50,7 @@ from gpt.sass.woven import Snippet
 if TYPE_CHECKING:
     from gpt.asm.find import Tool, Tools
 
-FORMAT = b"13"  # version of the cache's format
+FORMAT = b"15"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"

@@ -26,8 +26,9 @@ mov.u32 %thread, %tid.x;
 
 def run(tmp_path, case, text):
     """Weave a probe into a case's kernel, check that results don't change, and return its records."""
-    (tmp_path / "probe.toml").write_text(text)
-    made, found = check(case, str(tmp_path / "probe.toml"))
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.toml"  # files that were read are cached by name
+    path.write_text(text)
+    made, found = check(case, str(path))
     assert all(matched == woven for matched, woven in sites(made).values())
     return made, found
 
@@ -158,6 +159,31 @@ def test_branches_that_all_lanes_take_together(tmp_path, code, wanted):
     """ptxas would leave out the BSSY and the BSYNC, with which the checker proves that lanes meet again."""
     _, (found,) = run(tmp_path, "leaving-2x33-5", THREADS.format(map='data = {sum = "u32"}', before="", after=code))
     assert found == [(1, [{"sum": wanted(*divmod(number, 33))}]) for number in range(66)]
+
+
+BLOCK = """.reg .u32 %block;
+.reg .pred %second;
+.reg .f32 %part;
+.reg .f64 %wide;
+mov.u32 %block, %ctaid.x;
+setp.eq.u32 %second, %block, 1;
+cvt.rn.f32.u32 %part, %thread;
+cvt.rn.f64.u32 %wide, %thread;
+"""
+FLOATS = 'data = {part = "f32", wide = "f64"}'
+HISTOGRAM = 'type = "histogram"\ndata = {thread = "u32"}\nlow = 0\nhigh = 40\nstep = 10'
+
+
+def test_saves_of_all_lanes_or_none(tmp_path):
+    """ptxas knows that all lanes of a warp have the same predicate."""
+    text = THREADS.format(map=FLOATS, before="", after=BLOCK + "@%second SAVE [m] {%part, %wide};")
+    _, (found,) = run(tmp_path, "leaving-2x33-5", text)
+    saved = [[{"part": thread, "wide": thread}] for thread in range(33)]
+    assert [records for _, records in found] == [[]] * 33 + saved
+    text = THREADS.format(map=HISTOGRAM, before="", after=BLOCK + "@%second SAVE [m] {%thread};")
+    _, (found,) = run(tmp_path, "leaving-2x33-5", text.replace('type = "total"\nlevel = "thread"\n', ""))
+    ((_, bins),) = found
+    assert [one["count"] for one in bins if one["count"]] == [10, 10, 10, 3]
 
 
 TABLE = """[map.m]
