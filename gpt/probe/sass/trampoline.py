@@ -227,7 +227,8 @@ class Splicer:
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         moves: list[int] = []
         for given in piece.given:
-            there = [k for k in range(given.count) if inputs >> given.at + k & 1]
+            kept = piece.compiled.written.R if piece.guard and given.kind == "kept" else 0  # where the guard is false
+            there = [k for k in range(given.count) if (inputs | kept) >> given.at + k & 1]
             if not there:
                 continue
             if given.kind == "kept" and given.slot is not None:

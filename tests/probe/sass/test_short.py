@@ -5,7 +5,7 @@ import pytest
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import MIN_STACK_SIZE, UNKNOWN_STACK
-from gpt.probe.sass import given
+from gpt.probe.sass import given, registers
 from gpt.probe.sass.weave import weave
 from tests.probe.sass import running
 from tests.probe.sass.compared import check, sites
@@ -144,3 +144,36 @@ def test_a_stack_of_unknown_size_isnt_used(tmp_path):
     other = weave(cubin.build(), case.kernel, "sm_90", [probe], running.compiler())
     assert other.needs["stack"] == other.needs["stack_before"] == UNKNOWN_STACK
     assert all(matched == woven for matched, woven in sites(other).values())
+
+
+TIMED = """[map.kept]
+type = "total"
+level = "thread"
+data = {kept = "u32"}
+
+[probe.all]
+position = "kernel"
+level = "thread"
+before = '''.reg .u32 %kept;
+mov.u32 %kept, %tid.x;'''
+after = "SAVE [kept] {%kept};"
+
+[probe.each]
+position = "st.shared"
+level = "thread"
+before = '''.reg .u64 %now;
+mov.u64 %now, CLOCK;
+cvt.u32.u64 %kept, %now;'''
+"""
+
+
+def test_lanes_that_a_guard_leaves_out_keep_a_value_that_was_copied(monkeypatch, tmp_path):
+    """The snippet has the guard of the store, which the first 64 threads execute. If it can't write to the register
+    that keeps the value, it gets a copy.
+    """
+    monkeypatch.setattr(registers, "_find_delta", lambda *_: None)
+    (tmp_path / "timed.toml").write_text(TIMED)
+    _, (found,) = check("generic-2x96-5", str(tmp_path / "timed.toml"))
+    for number, (_, (record,)) in enumerate(found):
+        thread = number % 96
+        assert (record["kept"] == thread) == (thread >= 64)
