@@ -185,7 +185,7 @@ def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room) -> None:
-    """Choose free predicates, and for those that a mask names, the same ones. If there are too few, keep live ones in a
+    """Choose free predicates. If a mask names some, they keep their numbers. If too few are free, keep live ones in a
     register while the snippet runs.
     """
     free, saveable = (mask >> STARTS.P & 127 for mask in (room.free, room.saveable))

@@ -1,5 +1,5 @@
-"""Probes as users write them: strings of SAVEs, branches, constants of every kind. The kernels are those of the
-interpreter's tests, and the expected values are closed forms.
+"""Probes as users write them: strings of SAVEs, branches, constants of every kind. The kernels come from
+the interpreter's tests, and the expected values are closed forms.
 """
 
 import pytest

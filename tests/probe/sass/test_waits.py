@@ -60,7 +60,7 @@ def test_a_barrier_is_awaited_once_it_shows_that_an_operand_is_being_read():
 
 
 def test_a_result_is_awaited_once_its_barrier_shows_it():
-    """The second word may already wait for the barrier, for what was in flight before."""
+    """The second word may already wait for the barrier, because of an earlier instruction."""
     load = with_change(glue.load_stack(4, -16), write_barrier=3, stall=1)
     for words, expected in (
         ((load, glue.move(5, 4)), [(2, 0), (1, 1 << 3)]),
