@@ -99,11 +99,16 @@ def list_parameters(kernel: KernelEditor) -> list[Param]:
     return sorted(found, key=lambda one: one.offset)
 
 
+def has_known_stack(kernel: KernelEditor) -> bool:
+    """Return whether the file says how large the stack of a kernel is. It doesn't if the kernel recurses."""
+    return kernel.cubin.find_pair(MIN_STACK_SIZE, kernel.symbol) not in (None, UNKNOWN_STACK)
+
+
 def raise_stack(kernel: KernelEditor, size: int) -> None:
     """Make the stack of a kernel larger by `size` bytes, if the file says how large it is."""
     cubin = kernel.cubin
-    was = cubin.find_pair(MIN_STACK_SIZE, kernel.symbol)
-    if was is not None and was != UNKNOWN_STACK:
+    if has_known_stack(kernel):
+        was = cubin.find_pair(MIN_STACK_SIZE, kernel.symbol) or 0
         cubin.write_pair(MIN_STACK_SIZE, kernel.symbol, was + size)
 
 

@@ -35,6 +35,7 @@ class Run(NamedTuple):
     flows: bool  # the last word may jump, or split or gather lanes
     reads: int
     writes: int
+    defines: int  # what its words write in all lanes
     named: int
     guards: int
     copied: int  # registers of which a word may make a copy
@@ -70,7 +71,7 @@ def find_run(code: Code, index: int, stop: int) -> Run | None:
 def _sum_up(code: Code, first: int, stop: int) -> Run:
     facts = code.table.memo(FACTS)
     is_plain, flows, restores, starts = True, False, False, False
-    reads = writes = guards = copied = later_wait = clock = depth = in_use = late_named = 0
+    reads = writes = defines = guards = copied = later_wait = clock = depth = in_use = late_named = 0
     late: list[tuple[int, int, int]] = []
     parts, unwaited = list(NO_PARTS), [-1] * BARRIERS  # -1: not awaited
     for index in range(first, stop):
@@ -109,6 +110,7 @@ def _sum_up(code: Code, first: int, stop: int) -> Run:
             late_named |= mask
         reads |= read
         writes |= written
+        defines |= 0 if guard else written
         guards |= guard
         if flows:
             break
@@ -117,7 +119,7 @@ def _sum_up(code: Code, first: int, stop: int) -> Run:
     wait = find_facts(code[first], code.table).wait
     flight = as_flight(parts) if starts else NOTHING
     before = tuple(named if mask < 0 else mask for mask in unwaited)
-    sets = reads, writes, named, guards, copied
+    sets = reads, writes, defines, named, guards, copied
     return Run(
         index + 1 - first, is_plain, depth, restores, flows, *sets, wait, later_wait, clock, pending, flight, before
     )
@@ -146,7 +148,7 @@ def pass_run(run: Run, state: State, code: Code, index: int, is_guarded: bool) -
             return None
         ours = merge(wait_for(ours, run.later_wait), run.flight)
     if not is_guarded:
-        defined |= run.writes
+        defined |= run.defines
     flight = wait_for(flight, run.later_wait)
     return State(
         own & ~run.writes,

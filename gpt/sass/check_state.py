@@ -215,7 +215,7 @@ class TrampolineCheck:
             for mask, left in fresh:
                 late.append((mask, clock + left, number))
                 late_named |= mask
-            if part.guard is None:
+            if part.guard is None and not word.guard:
                 defined |= written
             if flows or written & gathering or index + 1 == end or index + 1 in joins:
                 break

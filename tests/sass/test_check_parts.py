@@ -192,3 +192,14 @@ def test_a_snippet_reads_a_result_in_the_next_cycle(saxpy):
     for stall, expected in ((1, {"words"}), (2, set())):
         words = (with_change(glue.set_to(10, 1), stall=stall), slow(glue.add(11, 10, 1)))
         assert weave(version, (words, 0, None), snippet(PAUSE), load) == expected
+
+
+def test_a_word_with_a_guard_of_its_own_defines_no_register(saxpy):
+    """In lanes in which the guard is false, the register has some other value."""
+    version, _ = saxpy
+    branch = next(one for one in version.kernel.code if one.name == "BRA" and not one.guard.always)
+    write, copy = slow(glue.set_to(10, 1)), slow(glue.move(2, 10))
+    some = slow(with_guard(glue.set_to(10, 2), branch.guard))
+    for words, expected in (((some,), {"undefined"}), ((write, some), set())):
+        parts = (snippet(*words), snippet(PAUSE), snippet(copy), snippet(PAUSE))
+        assert weave(version, *parts, branch.index) == expected

@@ -76,7 +76,7 @@ def make_room(
     known, go_on = code.known_values(), label()
     short = code.make("pred", "setp.lt.and.u32", room.left, size, code.positive(leader))
     somebody = code.make("pred", "vote.sync.any.pred", short, here)
-    code.skip(go_on, Condition(somebody, negated=True))
+    code.jump(go_on, Condition(somebody, negated=True))
 
     given = [Value(base, "b64"), Value(group, "b32"), Value(size, "b32")]
     given.append(Value(code.make("b32", "selp.b32", 1, 0, short), "b32"))

@@ -129,13 +129,21 @@ class Emitter:
             return one or other
         return Condition(self.make("pred", "and.pred", self.positive(one), self.positive(other)))
 
-    def skip(self, label: str, condition: Condition) -> None:
-        """Branch forward to a label if the condition holds. It must have the same value in all lanes that get here."""
-        if not self.meets:
-            self.put(f"bra.uni {label}", condition)
-            return
-        never = self.make("pred", "setp.eq.u32", self.once("b32", "mov.u32", "%lanemask_lt"), -1)  # ptxas can't know
-        self.put(f"bra {label}", Condition(self.make("pred", "or.pred", self.positive(condition), never)))
+    def jump(self, label: str, condition: Condition) -> None:
+        """Branch to a label if the condition holds. It must have the same value in all lanes that get here."""
+        self.branch(label, condition, "bra.uni")
+
+    def branch(self, label: str, condition: Condition | None, name: str = "bra") -> None:
+        """Branch to a label in the lanes in which the condition holds."""
+        if self.meets and condition:
+            never = self.make("pred", "setp.eq.u32", self.once("b32", "mov.u32", "%lanemask_lt"), -1)
+            condition = Condition(self.make("pred", "or.pred", self.positive(condition), never))  # as in `hide`
+        self.put(f"{'bra' if self.meets else name} {label}", condition)
+
+    def hide(self, condition: Condition) -> Condition:
+        """Return a condition that always has the same value, but ptxas can't know if that's the same in all lanes."""
+        lanes = self.once("b32", "mov.u32", "%lanemask_lt")  # never -1
+        return Condition(self.make("pred", "setp.ne.and.u32", lanes, -1, self.positive(condition)))
 
     def share(
         self, name: str, given: list[Value], changed: list[Value], body: Callable[[Emitter, list[str], list[str]], None]

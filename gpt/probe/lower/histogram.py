@@ -41,7 +41,7 @@ def count_value(
     outside, done = label(), label()
     base = code.once("b64", "and.b64", base, -2)
     known = code.known_values()
-    code.skip(outside, has_no_room(code, placed.room))
+    code.jump(outside, has_no_room(code, placed.room))
     _count_inside(code, placed, base, number, condition, label(), done)
     code.put(f"bra.uni {done}")
     code.forget(known)
@@ -83,7 +83,7 @@ def empty_bins(code: Emitter, placed: PlacedMap, base: str, condition: str, grou
     code.put(f"red.global.add.u64 [{address}], {code.make('b64', 'cvt.u64.u32', found)}", some)
     code.put(f"add.u32 {number}, {number}, {count}")
     more = code.make("pred", "setp.lt.and.u32", number, placed.bins, condition)
-    code.put(f"bra.uni {label}", Condition(code.make("pred", "vote.sync.any.pred", more, here)))
+    code.jump(label, Condition(code.make("pred", "vote.sync.any.pred", more, here)))
 
 
 def _count_inside(
@@ -106,7 +106,7 @@ def _count_inside(
     code.put(f"add.u32 {counted}, {counted}, 1")
     due = code.make("pred", "setp.eq.u32", code.make("b32", "and.b32", counted, PERIOD - 1), 0)
     here, _ = code.group(None)
-    code.skip(done, Condition(code.make("pred", "vote.sync.any.pred", due, here), negated=True))
+    code.jump(done, Condition(code.make("pred", "vote.sync.any.pred", due, here), negated=True))
     empty_bins(code, placed, base, code.positive(None), here, here, label)
 
 

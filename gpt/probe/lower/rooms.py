@@ -229,7 +229,7 @@ def _append(code: Emitter, save: _Save) -> None:
     done = code.make("pred", "setp.eq.or.u32", group, 0, usual) if save.condition else usual
     after = save.label()
     known = code.known_values()
-    code.skip(after, Condition(done))
+    code.jump(after, Condition(done))
     _share_any(code, save, here, group)
     code.lines.append(f"{after}:")
     code.forget(known)
@@ -277,7 +277,7 @@ def _share_any(code: Emitter, save: _Save, here: str, group: str) -> None:
     most = code.make("b32", "mad.lo.u32", number, save.words * WORD, save.placed.layout.size + UNIT)
     short = code.make("pred", "setp.lt.and.u32", save.room.left, most, code.positive(leader))
     go_on = save.label()
-    code.skip(go_on, Condition(code.make("pred", "vote.sync.any.pred", short, here), negated=True))
+    code.jump(go_on, Condition(code.make("pred", "vote.sync.any.pred", short, here), negated=True))
     size = code.make("b32", "mov.b32", 0)
     _share(code, save, "size", _find_size, [Value(size, "b32")])
     make_room(code, save.place, group, size, here, leader)
@@ -463,7 +463,7 @@ def _write_columns(code: Emitter, found: _Inspected, after: int, at: str, there:
     """
     known, lanes = code.known_values(), found.lanes
     has_room = code.make("pred", "vote.sync.any.pred", there, lanes.here)
-    code.skip(
+    code.jump(
         done, Condition(code.make("pred", "setp.eq.or.u32", found.words, 0, code.make("pred", "not.pred", has_room)))
     )
     place = _join(code, *(_read_lane(code, half, lanes.first, lanes.here) for half in code.halves(at)))

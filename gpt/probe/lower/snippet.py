@@ -28,6 +28,7 @@ from gpt.ptx.types import SIZES, SPECIAL, takes_no_constant, types_of
 TIMES = {"CLOCK": "%clock64", "TIME": "%globaltimer"}  # read at each use
 CLOCKS = {"CLOCK", "%clock", "%clock_hi", "%clock64"}
 END = ""  # the label after a snippet; labels of probes are never empty
+LANES = ("%tid", "%lane", "LANEID", "WARPID", "ADDR", "PRED", "IN", "OUT")  # what each lane has for itself begins so
 _WORD = re.compile(r"\W", re.ASCII)
 
 
@@ -57,15 +58,17 @@ class Lowering:
         self.values: dict[str, str] = {}  # helpers fetched so far
         self.parts: dict[str, str] = {}
         self.labels: dict[str, int] = {}
+        self.varying: set[str] = set()  # registers that may have different values in the lanes of a warp
 
     def run(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """Lower a snippet. Raises CannotProbe."""
         code, read, probe, snippet = self.code, self.read, self.use.probe, self.use.snippet
         self.own = self.names.own.get((probe.name, self.use.when), set())
+        self.varying = self.names.names.keys() - self.own
         read.keep()
         before = [(text, snippet.lines[0].line if snippet.lines else probe.line) for text in read.outer.take()]
         if self.sampled:
-            code.skip(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
+            code.jump(self._label(END), Condition(self.sampled.register, not self.sampled.negated))
         known, skipping = code.known_values() if self.sampled else {}, code.take()
         if self.use.place.kind == "exit" and not code.meets and not _reads_clock(snippet):
             code.settle()
@@ -84,6 +87,7 @@ class Lowering:
                     self._save(line.node, snippet.lines[number + 1 :])
                 case tree.Instruction():
                     self._instruction(line.node)
+                    self._note(line.node)
             done += [(text, line.line) for text in code.take()]
         if self.sampled and done:
             first, last = done[0][1], done[-1][1]
@@ -161,7 +165,7 @@ class Lowering:
     def _instruction(self, node: tree.Instruction) -> None:
         condition = self.code.both(self.read.condition, self._guard(node.guard))
         if node.opcode == "bra":
-            self.code.put(f"{node.name} {self._label(str(node.operands[0]))}", condition)
+            self.code.branch(self._label(str(node.operands[0])), condition, node.name)
             self.code.forget()
             return
         if not node.operands:  # only if the file wasn't verified
@@ -178,6 +182,16 @@ class Lowering:
             condition = None
         self.code.put(f"{node.name} {', '.join([target, *values])}", condition)
 
+    def _note(self, node: tree.Instruction) -> None:
+        """Keep track of the registers that may vary."""
+        written = {name for operand in node.operands[:1] for name in names_of(operand)}
+        read = {name for operand in node.operands[1:] for name in names_of(operand)}
+        read |= {node.guard.register} if node.guard else set()
+        if any(name in self.varying or name.startswith(LANES) for name in read):
+            self.varying |= written
+        elif node.guard is None:
+            self.varying -= written
+
     def _find_leaders(self, snippet: Snippet) -> None:
         """Choose the saving lane before the exit of a kernel reads its clocks: there, other instructions hide the
         latency.
@@ -191,7 +205,10 @@ class Lowering:
         placed = self.maps.get(node.map)
         if placed is None:
             raise CannotProbe(f"saves to map '{node.map}', which does not exist")
-        condition = self.code.both(self.read.condition, self._guard(node.guard))
+        guard = self._guard(node.guard)
+        if guard and node.guard and self.code.meets and node.guard.register not in {*self.varying, "PRED"}:
+            guard = self.code.hide(guard)
+        condition = self.code.both(self.read.condition, guard)
         fields = placed.map.fields
         types = [field.type for field in fields[node.first :]][: len(node.values)]
         if len(types) < len(node.values) or (node.last and node.first + len(types) < len(fields)):

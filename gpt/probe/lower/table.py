@@ -72,7 +72,7 @@ def add_to_slot(
     pending_still = code.make("pred", "setp.ne.u32", wanted, 0)
     goes_on = code.make("pred", "setp.ne.and.u32", left, 0, pending_still)
     anyone = code.make("pred", "vote.sync.any.pred", goes_on, here)
-    code.put(f"bra.uni {label}", Condition(anyone))
+    code.jump(label, Condition(anyone))
 
     code.put(f"red.global.add.u64 [{unit}], 1", Condition(pending_still))
 

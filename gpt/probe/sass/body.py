@@ -15,12 +15,15 @@ A body computes everything that's needed at its place. Nothing is computed for i
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
 
-from gpt.probe.lower.emit import Emitter
+from gpt.probe.lower.emit import Condition, Emitter
 from gpt.probe.lower.fetch import CannotProbe, Fetcher
 from gpt.probe.lower.registers import Names
 from gpt.probe.lower.snippet import Lowering
+from gpt.probe.model import Snippet
 from gpt.probe.plan.function import PlacedSnippet
 from gpt.probe.plan.maps import PlacedMap
 from gpt.probe.plan.plan import Plan
@@ -29,6 +32,7 @@ from gpt.ptx.types import SIZES
 
 MOST = 48  # a function can have this many bytes of parameters in registers
 FIRST = 4  # the first register for parameters
+_INTEGER = re.compile(r"[+-]?(0x[0-9a-f]+|0b[01]+|[0-9]+)u?", re.ASCII | re.IGNORECASE)
 AT_EXIT = "// at an exit of the kernel"
 _COMPUTED = {  # values of a site that have to be computed
     ONCE: f""".reg .pred {ONCE};
@@ -114,7 +118,7 @@ def lower(
     before, lines = lowering.run()
     if before:
         raise CannotProbe("overwrites what the probe reads after it")
-    text = "\n".join([*first, *(line for line, _ in lines)])
+    text = "\n".join([*first, *_join_reductions([line for line, _ in lines], code, use.snippet)])
     computed = [lines for name, lines in _COMPUTED.items() if _names(text, name)]
     text = "\n".join([*computed, text])
     for name, type_ in types.items():
@@ -123,10 +127,7 @@ def lower(
         if type_ and _names(text, name):
             take("site", name, name, type_)
     declared = [f".reg .{own.types[name]} {own.names[name]};" for name in sorted(used)]
-    start = [
-        f"mov.{_moved(own.types[name])} {own.names[name]}, {constants[name]};"
-        for name in sorted(used & constants.keys())
-    ]
+    start = [_assign(own.types[name], own.names[name], constants[name]) for name in sorted(used & constants.keys())]
     kept = sorted(shared - constants.keys())
     for name in kept:
         take("kept", f"{use.file}:{name}", own.names[name], own.types[name])
@@ -140,6 +141,32 @@ def lower(
     return Body(text, tuple(placed), not is_final), set(kept)
 
 
+def _join_reductions(lines: list[str], code: Emitter, snippet: Snippet) -> list[str]:
+    """Put one branch around the reductions of each SAVE, if several SAVEs have some.
+
+    ptxas never gives a guard to a reduction in memory, but jumps over it. For a long string of guarded reductions, it
+    jumps from one to the next with the same guard, and so out of the BSSYs of those in between. That takes a BREAK.
+    """
+    groups = [(guard, [*some]) for guard, some in itertools.groupby(lines, _guard_of_reduction)]
+    if len(snippet.saves) < 2 or sum(bool(guard) for guard, _ in groups) < 2:
+        return lines
+    found: list[str] = []
+    for number, (guard, some) in enumerate(groups):
+        if not guard:
+            found += some
+            continue
+        code.forget()  # the lines before may not have computed what it knows
+        code.branch(f"$R_{number}", Condition(guard.lstrip("!"), not guard.startswith("!")))
+        found += [*code.take(), *(line.partition(" ")[2] for line in some), f"$R_{number}:"]
+    return found
+
+
+def _guard_of_reduction(line: str) -> str:
+    """Return the guard of a reduction in memory, without its `@`. Return an empty string for any other line."""
+    guard, _, rest = line.partition(" ")
+    return guard[1:] if guard.startswith("@") and rest.startswith("red.") else ""
+
+
 def _names(text: str, name: str) -> bool:
     """Return whether the name of a register occurs in the text as a whole word."""
     at = text.find(name)
@@ -151,8 +178,12 @@ def _names(text: str, name: str) -> bool:
     return False
 
 
-def _moved(type_: str) -> str:
-    return type_ if (type_[0] == "f" and type_ != "f16") or type_ == "pred" else f"b{max(16, SIZES[type_] * 8)}"
+def _assign(type_: str, register: str, value: str) -> str:
+    """Return the statement that sets a register to a constant. That of a float may be an integer with its bits."""
+    if type_ == "pred":
+        return f"setp.ne.u32 {register}, {value}, 0;"
+    is_float = type_ in ("f32", "f64") and not _INTEGER.fullmatch(value)
+    return f"mov.{type_ if is_float else f'b{max(16, SIZES[type_] * 8)}'} {register}, {value};"
 
 
 def _place(members: list[Member]) -> list[Member]:
@@ -211,10 +242,7 @@ def make_initial(names: Names, file: int, name: str) -> Body:
     """Return the body that sets a kept register to its initial value, or to 0 if it has none."""
     type_, register, value = names.types[name], names.names[name], names.initial.get(name, "0")
     placed = _place([Member("kept", f"{file}:{name}", register, type_)])
-    line = f"setp.ne.u32 {register}, {value}, 0;" if type_ == "pred" else f"mov.{_moved(type_)} {register}, {value};"
-    if type_ in ("f32", "f64") and "." not in value and value[:2].lower() not in ("0f", "0d"):
-        line = f"mov.b{8 * SIZES[type_]} {register}, {value};"
-    lines = [f".reg .{type_} {register};", line, *_return(placed), "ret;"]
+    lines = [f".reg .{type_} {register};", _assign(type_, register, value), *_return(placed), "ret;"]
     return Body(_function(placed, placed, lines), tuple(placed))
 
 

@@ -90,6 +90,16 @@ class Compiled:
         return unpack(found)
 
     @cached_property
+    def masked(self) -> int:
+        """Predicates that a word names in a mask. They can't be renamed."""
+        found = 0
+        for word in self.snippet.words:
+            for one in self.table.fields(word):
+                if one.operand.file == "PR":
+                    found |= one.number
+        return found & 127
+
+    @cached_property
     def takes_guard(self) -> bool:
         """True if all of its words can have the guard of the site: they only compute, and have no guards of their
         own.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gpt.sass.check_words import NOP, make_branch
 from gpt.sass.code import Instruction
 from gpt.sass.flow import NOTHING, InFlight
-from gpt.sass.masks import Registers, unpack
+from gpt.sass.masks import STARTS, Registers, unpack
 from gpt.sass.stalls import BRANCH_CYCLES, iter_safe
 from gpt.sass.tables import Opcode, Table
 from gpt.sass.words import (
@@ -255,7 +255,8 @@ def _rename(words: tuple[int, ...], names: dict[str, dict[int, int]], guard: Gua
     if forms is None:
         forms = known[words] = _make_forms(words, table)
     found, named, done = [], [], []
-    reads = writes = 0
+    reads = 1 << STARTS.P + guard.predicate if guard else 0
+    writes, also = 0, reads
     for word, fields, entry, become, stall in forms:
         for file, number, low, turn in fields:
             word |= (names[file][number] ^ turn) << low
@@ -263,7 +264,7 @@ def _rename(words: tuple[int, ...], names: dict[str, dict[int, int]], guard: Gua
         if become is not None:
             word = with_guard(become, guard_of(word)) if entry.name == "BRA" else become
         found.append(with_guard(word, guard) if guard else word)
-        named.append(masks.reads | masks.writes)
+        named.append(masks.reads | masks.writes | also)
         reads, writes = reads | masks.reads, writes | masks.writes
         done.append(_done(entry, masks.writes, stall))
     return Renamed(found, named, [form.stall for form in forms], reads, writes, done)

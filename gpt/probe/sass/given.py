@@ -65,6 +65,16 @@ class Kept(NamedTuple):
     slot: int | None
 
 
+def find_needed(pieces: Iterable[Piece]) -> set[Kept]:
+    """Return where the kept values are that snippets read."""
+    return {
+        Kept(one.register, one.slot)
+        for piece in pieces
+        for one in piece.given
+        if one.kind == "kept" and piece.compiled.snippet.inputs.R >> one.at & (1 << one.count) - 1
+    }
+
+
 def place_kept(kernel: Kernel, often: Counter[str], members: Iterable[Member]) -> tuple[dict[str, Kept], int, int]:
     """Decide where to keep each value. Return the places, how many of them are registers, and the bytes of slots.
     Values that are used most `often` get registers.

@@ -185,18 +185,22 @@ def _take(compiled: Compiled, file: str, room: Room) -> dict[int, int]:
 
 
 def _take_predicates(compiled: Compiled, choice: Choice, room: Room) -> None:
-    """Choose free predicates. If there are too few, keep live ones in a register while the snippet runs."""
+    """Choose free predicates. If a mask names some, they keep their numbers. If too few are free, keep live ones in a
+    register while the snippet runs.
+    """
+    free, saveable = (mask >> STARTS.P & 127 for mask in (room.free, room.saveable))
     mask: int = compiled.named.P
-    wanted = [number for number in range(7) if mask >> number & 1]
-    spare = [number for number in range(7) if room.free >> STARTS.P + number & 1]
-    if len(spare) < len(wanted):
-        late = [number for number in range(7) if not room.free >> STARTS.P + number & 1]
-        spare += [number for number in late if room.saveable >> STARTS.P + number & 1]
-        if len(spare) < len(wanted):
-            raise CannotProbe("has too few free predicates around it")
-        choice.predicates = sum(1 << number for number in spare[: len(wanted)] if number in late)
+    names = {number: number for number in range(7) if (mask & compiled.masked) >> number & 1}
+    wanted = [number for number in range(7) if mask >> number & 1 and number not in names]
+    spare = [number for some in (free, saveable & ~free) for number in range(7) if some >> number & 1]
+    spare = [number for number in spare if number not in names]
+    if len(spare) < len(wanted) or any(not (free | saveable) >> number & 1 for number in names):
+        raise CannotProbe("has too few free predicates around it")
+    names |= zip(wanted, spare, strict=False)
+    choice.names["P"] = names
+    choice.predicates = sum(1 << number for number in names.values() if not free >> number & 1)
+    if choice.predicates:
         choice.scratch = _take_scratch(choice, room)
-    choice.names["P"] = dict(zip(wanted, spare, strict=False))
 
 
 def _take_scratch(choice: Choice, room: Room) -> int:

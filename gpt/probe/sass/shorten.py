@@ -52,7 +52,7 @@ MOST = 8  # words that get a guard in place of a jump over them
 DESCRIPTOR = 0x208  # where the descriptor of global memory is, in the bank of constants
 _GUARDED = {"REDG", "STG", "MOV", "IMAD", "IADD3", "LOP3", "LEA", "SHF", "SEL"}
 _LEFT = {"NOP", "ULDC"}  # these may run in all lanes
-_DIVERGED = 91  # the bit that makes a BRA a BRA.DIV
+_KIND, _ANY, _DIV = 1 << 91 | 3 << 32, 1 << 32, 1 << 91 | 2 << 32  # the kind of a BRA: BRA.U, BRA.DIV; also BRA.CONV
 _VOTE, _ACTIVE = 0x806, 0x038E0100 << 64 | PT << 12  # VOTE.ANY R, PT, PT gives the active lanes
 _COPY = 0x2CA  # R2UR
 
@@ -62,7 +62,8 @@ def shorten(words: list[int], table: Table) -> list[int]:
     found = list(words)
     for index in _find_shortcuts(_code(found, table)):
         found[index] = with_control(NOP, control_of(found[index])._replace(reuse=0))
-    found = _without_divergence(found, table)
+    while (shorter := _without_divergence(found, table)) is not found:  # what's gone no longer jumps to what's left
+        found = shorter
     found = _with_own_guards(_with_descriptors(found, table), table)
     while change := next(_iter_guardable(_code(found, table)), None):
         found = _without(found, table, *change)
@@ -89,7 +90,7 @@ def _find_shortcuts(code: Code) -> Iterator[int]:
     reach the second branch. That happens anyway if the guard is false in another lane.
     """
     for index, one in enumerate(code):
-        if one.name != "BRA" or bits(one.word, 32, 2) != 1 or bits(one.word, _DIVERGED, 1) or one.target is None:
+        if one.name != "BRA" or one.word & _KIND != _ANY or one.target is None:
             continue
         end, opened = one.target // SIZE, False
         for other in (code[number] for number in range(index + 1, min(end, len(code)))):
@@ -106,8 +107,7 @@ def _find_shortcuts(code: Code) -> Iterator[int]:
 
 def _without_divergence(words: list[int], table: Table) -> list[int]:
     code = _code(words, table)
-    jumps = [one for one in code if one.name == "BRA" and bits(one.word, _DIVERGED, 1)]
-    dropped = {one.index for one in jumps if _names_active(code, one.index)}
+    dropped = {at for at in code.find({"BRA"}) if code.words[at] & _KIND == _DIV and _names_active(code, at)}
     if not dropped:
         return words
     found = _without(words, table, dropped, {})

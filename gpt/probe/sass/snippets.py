@@ -38,28 +38,41 @@ from gpt.probe.sass.schedule import reorder
 from gpt.probe.sass.shipped import Shipped
 from gpt.probe.sass.shorten import shorten
 from gpt.probe.sass.waits import announce, await_reads, await_results, find_unawaited, space
-from gpt.sass.check_words import FORBIDDEN, is_collective
+from gpt.sass.check_words import FORBIDDEN, is_collective, make_branch
 from gpt.sass.code import Code
 from gpt.sass.graph import make_graph
 from gpt.sass.live import live_before
 from gpt.sass.masks import Registers
 from gpt.sass.tables import Table, UnknownOpcodeError
-from gpt.sass.words import BARRIERS, CONTROL, SIZE, bits, control_of, dump_words, opcode_of, parse_words, with_bits
+from gpt.sass.words import (
+    BARRIERS,
+    CONTROL,
+    SIZE,
+    bits,
+    control_of,
+    dump_words,
+    guard_of,
+    opcode_of,
+    parse_words,
+    with_bits,
+    with_guard,
+)
 from gpt.sass.woven import Snippet
 
 if TYPE_CHECKING:
     from gpt.asm.find import Tool, Tools
 
-FORMAT = b"11"  # version of the cache's format
+FORMAT = b"16"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
 PATIENCE = 60  # seconds that compiling the bodies of a kernel may take
 RET, UMOV = "RET", 0x882
+_NONE = 255  # RZ
 _UNKNOWN = 0xBADC0DE5  # a size of constants that will be filled in
 _NOWHERE = 0xFF00  # an offset in the bank of constants that will be filled in
 CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol for isspacep: the size of the program's constants in bytes
-_GIVEN = re.compile(r"\.b8 in\[(\d+)\]")
+_GIVEN = re.compile(r"ld\.param\.b(\d+) \S+ \[in\+(\d+)\];")
 _RETURNED = re.compile(r"\.b8 out\[(\d+)\]")
 _MAP = re.compile(r"ld\.param\.b64 %map_\d+, \[in\+(\d+)\];")
 _SEPARATE = re.compile(r"\n(?:@\S+ )?(?:redux|isspacep)\b")  # isspacep depends on the program's constants
@@ -165,7 +178,8 @@ class Compiler:
         words = _mark_sizes(cubin, section, parse_words(bytes(cubin.content(section))))
         if isinstance(words, str):
             return words
-        given, returned = (int(found[1]) // 4 if (found := one.search(text)) else 0 for one in (_GIVEN, _RETURNED))
+        given = sum((3 if size == "64" else 1) << FIRST + int(offset) // 4 for size, offset in _GIVEN.findall(text))
+        returned = int(found[1]) // 4 if (found := _RETURNED.search(text)) else 0
         maps = [FIRST + int(offset) // 4 for offset in _MAP.findall(text)]
         try:
             return make_compiled(words, self._table, given, returned, maps, at_exit=AT_EXIT in text)
@@ -176,8 +190,8 @@ class Compiler:
 def make_compiled(
     words: list[int], table: Table, given: int, returned: int = 0, maps: Sequence[int] = (), *, at_exit: bool = False
 ) -> Compiled | str:
-    """Return the words of a function as a snippet, or a message that says why they can't be one. The first `given`
-    registers from R4 on are arguments, and the first `returned` of them results. Those in `maps` are the lower halves
+    """Return the words of a function as a snippet, or a message that says why they can't be one. The registers in
+    `given` are arguments, and the first `returned` ones from R4 on are results. Those in `maps` are the lower halves
     of addresses, which the snippet loads from the kernel's parameters.
     """
     names = [table.opcode(word).name for word in words]
@@ -191,9 +205,7 @@ def make_compiled(
             return f"needs {name}, which a probe can't use"
         if table.decoder(word).masks(word).writes >> 1 & 1:
             return "needs more registers than a function has without a stack"
-    ended = [*words[:-1], words[-1] & ~(0xFFF) | 0x94D]
-    code = Code(dump_words(ended), table)
-    inputs = live_before(code, make_graph(code))[0] & ((1 << given) - 1) << FIRST
+    inputs = _find_inputs(words, table, returned) & given
     loaded = {at: _load_address(at) for at in maps if inputs >> at & 3}
     body, wait = announce([*_announced(loaded.values(), words), *words[:-1]], table)
     body = reorder(body, table, at_exit=at_exit, returned=(1 << returned) - 1 << FIRST)
@@ -207,6 +219,23 @@ def make_compiled(
         tuple(index for index, word in enumerate(plain) if _is_size(word)),
         tuple((plain.index(word & ~CONTROL), at) for at, word in loaded.items()),
     )
+
+
+def _find_inputs(words: list[int], table: Table, returned: int) -> int:
+    """Return the general registers whose values a function needs: it reads them, or returns them where a branch or a
+    guard leaves out the word that writes them.
+    """
+    end = len(words) - 1
+    ended = [
+        with_guard(make_branch(index, end, "split"), guard_of(word)) if table.opcode(word).name == RET else word
+        for index, word in enumerate(words[:-1])
+    ]
+    ended += [*(glue.move(_NONE, FIRST + number) for number in range(returned)), words[-1] & ~0xFFF | 0x94D]
+    code = Code(dump_words(ended), table)
+    named = 0
+    for masks in code.masks[:end]:
+        named |= masks.reads | masks.writes
+    return live_before(code, make_graph(code))[0] & named & (1 << _NONE) - 1
 
 
 def _load_address(at: int) -> int:

@@ -32,9 +32,13 @@ class Frame(NamedTuple):
 NO_FRAME = Frame(0, -1)
 
 
-def find_frame(kernel: Kernel) -> Frame:
-    """Return the frame of a kernel. Raises CannotProbe if something may use the stack below it."""
+def find_frame(kernel: Kernel, has_size: bool = True) -> Frame:
+    """Return the frame of a kernel. Raises CannotProbe if something may use the stack below it, or if the file doesn't
+    have the size of the stack, which then can't become larger.
+    """
     code = kernel.code
+    if not has_size:
+        raise CannotProbe("has a stack of unknown size, and only a register could keep the probe's values")
     if kernel.graph.calls_out and kernel.returns:
         raise CannotProbe("calls functions elsewhere, and only a register could keep the probe's values")
     found = [code[index] for index, masks in enumerate(code.masks) if masks.writes >> STACK_POINTER & 1][1:]

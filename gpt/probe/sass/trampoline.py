@@ -50,7 +50,7 @@ class Splicer:
     stack pointer that hold others.
     """
 
-    def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame) -> None:
+    def __init__(self, kernel: Kernel, kept: int, slots: int, frame: Frame, has_stack: bool) -> None:
         self.kernel = kernel
         self.table: Table = kernel.code.table
         self.words = list(kernel.code.words)
@@ -61,7 +61,7 @@ class Splicer:
         self.frame, self.lowered = frame
         self.stack = slots + self.frame
         self._named = registers_named(kernel)
-        self._steady, self._has_usual_entry = kernel.steady, kernel.has_usual_entry
+        self._steady, self._has_stack = kernel.steady, has_stack and kernel.has_usual_entry
         self._limits = [(1 << count) - 1 for count in sorted({usable(kernel), usable_at_cost(kernel)})]
 
     def add(self, index: int, before: list[Piece], after: list[Piece]) -> None:
@@ -138,7 +138,7 @@ class Splicer:
             busy = flight.after_waiting(0) | flight.unawaited | late | self._kept | 1 << STACK_POINTER
             foreign = self._named & ~(_R | 127 << STARTS.P)
             free = ~(live | needed | busy | foreign) & (limit | ~_R)
-            has_stack = index > max(0, self.lowered) and self._has_usual_entry
+            has_stack = index > max(0, self.lowered) and self._has_stack
             saveable = live & ~busy & (_R | 127 << STARTS.P) if has_stack else 0
             saveable |= self._steady & ~busy
             saveable &= ~_find_sources(piece)  # which are read after others have been saved and overwritten
@@ -227,7 +227,8 @@ class Splicer:
         inputs, names = piece.compiled.snippet.inputs.R, choice.names["R"]
         moves: list[int] = []
         for given in piece.given:
-            there = [k for k in range(given.count) if inputs >> given.at + k & 1]
+            kept = piece.compiled.written.R if piece.guard and given.kind == "kept" else 0  # where the guard is false
+            there = [k for k in range(given.count) if (inputs | kept) >> given.at + k & 1]
             if not there:
                 continue
             if given.kind == "kept" and given.slot is not None:

@@ -56,6 +56,6 @@ def find_constants(file: ProbeFile, names: Names, uses: list[PlacedSnippet]) -> 
 def _constant(node: tree.Instruction | tree.Label | Save) -> str | None:
     """Return the constant to which a statement sets its register. Return None if it does anything else."""
     if isinstance(node, tree.Instruction) and node.opcode == "mov" and node.guard is None:
-        source = node.operands[1]
-        return source.text if isinstance(source, tree.Number) else None
+        target, source = node.operands
+        return source.text if isinstance(target, tree.Name) and isinstance(source, tree.Number) else None
     return None

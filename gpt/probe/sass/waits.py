@@ -102,11 +102,13 @@ def await_results(words: list[int], table: Table) -> list[int]:
             continue
         masks, control = code.masks[index], control_of(words[index])
         used = masks.reads | masks.writes
-        missing = sum(1 << barrier for barrier in range(BARRIERS) if flight.writes[barrier] & used) & ~control.wait
+        needed = sum(1 << barrier for barrier in range(BARRIERS) if flight.writes[barrier] & used)
+        missing = needed & ~control.wait
         if missing:
             found[index] = with_control(found[index], control_of(found[index])._replace(wait=control.wait | missing))
-            if index and control_of(found[index - 1]).stall < SHORTEST:
-                found[index - 1] = with_change(found[index - 1], stall=SHORTEST)
+        before = control_of(found[index - 1]) if index else control
+        if before.stall < SHORTEST and (missing or needed >> before.write_barrier & 1):
+            found[index - 1] = with_change(found[index - 1], stall=SHORTEST)
     return found
 
 

@@ -27,7 +27,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.kernel_params import Parameter, add_parameter, list_parameters, raise_stack
+from gpt.formats.kernel_params import Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
 from gpt.formats.params import Param
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.model import ProbeFile
@@ -37,7 +37,7 @@ from gpt.probe.plan.plan import Plan
 from gpt.probe.plan.woven import Woven
 from gpt.probe.sass.body import make_initial
 from gpt.probe.sass.function import SassFunction, find_obstacle
-from gpt.probe.sass.given import Given, Kept, Piece, give_kept, give_operand, place_kept
+from gpt.probe.sass.given import Given, Kept, Piece, find_needed, give_kept, give_operand, place_kept
 from gpt.probe.sass.lowering import Lowered
 from gpt.probe.sass.registers import RESERVED, NothingToSpareError
 from gpt.probe.sass.shared import share_variables
@@ -58,6 +58,7 @@ from gpt.sass.woven import Declaration, Moved
 PREFIX = "gpt_"
 TARGET = 90
 STORES = {"STG", "ST", "REDG", "RED"}
+Uses = list[tuple[PlacedSnippet, Lowered]]
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
 
@@ -106,11 +107,10 @@ class _Weaver:
     def __init__(
         self, original: CubinEditor, name: str, arch: str, files: Sequence[ProbeFile], compiler: Compiler, count: bool
     ) -> None:
-        self.old, self.name, self.files, self.compiler = original, name, files, compiler
+        self.old, self.name, self.files, self.compiler, self.count = original, name, files, compiler, count
         self.table = table_of(arch)
         self.original = Version(read_kernel(original, name, self.table), read_facts(original, name))
         self.plain = KernelEditor(original, name)
-        self.count = count
         self.is_final = False  # True if waiting for the kernel's stores wouldn't free any more registers either
         if self.plain.is_tile:
             raise LeftAlone("tile_kernel", "", name)
@@ -179,7 +179,7 @@ class _Weaver:
         self.cubin = self.old.fork()
         self.editor = KernelEditor(self.cubin, self.name)
         self.parameters: dict[str, Parameter] = {p.param: add_parameter(self.editor) for p in plan.used_maps}
-        lowered: list[tuple[PlacedSnippet, Lowered]] = []
+        lowered: Uses = []
         self.names, found = self.compiler.lowerer.run(plan, self.function, self.files)
         for use, one in found:
             if isinstance(one, str):
@@ -200,17 +200,18 @@ class _Weaver:
 
     # Splicing
 
-    def _splice(self, lowered: list[tuple[PlacedSnippet, Lowered]]) -> Splicer:
+    def _splice(self, lowered: Uses) -> Splicer:
         often = Counter(f"{use.file}:{name}" for use, one in lowered for name in sorted(one.kept))
         kept, mask, slots = place_kept(self.kernel, often, [m for _, one in lowered for m in one.body.members])
         try:
-            frame = find_frame(self.kernel) if slots else NO_FRAME
-            splicer = Splicer(self.kernel, mask, slots, frame)
+            has_stack = has_known_stack(self.plain)
+            frame = find_frame(self.kernel, has_stack) if slots else NO_FRAME
+            splicer = Splicer(self.kernel, mask, slots, frame, has_stack)
         except CannotProbe as error:
             self.is_final = True
             raise LeftAlone("no_registers", f"it {error}", self.name) from None
         self.kept = mask
-        places: defaultdict[int, list[tuple[PlacedSnippet, Lowered]]] = defaultdict(list)
+        places: defaultdict[int, Uses] = defaultdict(list)
         for use, one in lowered:
             places[use.place.number].append((use, one))
         if kept:
@@ -221,7 +222,7 @@ class _Weaver:
                 before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
                 after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
                 if index == 0:
-                    before[:0] = self._begin(uses, kept)
+                    before[:0] = self._begin(uses, kept, find_needed(before))
                     if slots:
                         before, after = [], [*before, *after]
                 before = [piece for piece in before if piece.compiled.snippet.words]
@@ -239,8 +240,8 @@ class _Weaver:
                 self.plan.note(use, None)
         return splicer
 
-    def _begin(self, uses: list[tuple[PlacedSnippet, Lowered]], kept: dict[str, Kept]) -> list[Piece]:
-        """Return the code that sets kept values that no snippet at the entry sets."""
+    def _begin(self, uses: Uses, kept: dict[str, Kept], needed: set[Kept]) -> list[Piece]:
+        """Return the code that sets kept values that no snippet at the entry sets, or that these need."""
         always = [use for use, _ in uses if not use.probe.sample and not jumps(use)]
         written = {
             f"{use.file}:{name}" for use in always for line in use.snippet.lines for name in written_by(line.node)
@@ -248,8 +249,8 @@ class _Weaver:
         pieces = []
         for name, place in kept.items():
             number, _, register = name.partition(":")
-            if name not in written or register in self.names[int(number)].initial:
-                names = self.names[int(number)]
+            names = self.names[int(number)]
+            if name not in written or place in needed or register in names.initial:
                 body = make_initial(names, int(number), register)
                 self.compiler.compile([body.text])
                 pieces.append(Piece(self.compiler.find(body.text), (give_kept(body.members[0], place),)))

@@ -13,6 +13,7 @@ from gpt.packaging.snippets import PROBES, Texts, list_statements
 from gpt.probe.read.load import load_all
 from gpt.probe.sass import schedule, snippets
 from gpt.probe.sass.body import AT_EXIT
+from gpt.probe.sass.draft import with_change
 from gpt.probe.sass.glue import PLAIN, load_descriptor, load_parameter, move, save_predicates
 from gpt.probe.sass.schedule import reads_clock, reorder
 from gpt.probe.sass.shorten import DESCRIPTOR, shorten
@@ -28,6 +29,7 @@ from tests.tiers import full
 TABLE = table_of("sm_90")
 RET = 0x950 | PLAIN | 20 << 24 | PT << 87
 VOTE = 0x806 | PLAIN | 0x038E0100 << 64
+DIV, CONV = 1 << 91 | 2 << 32, 1 << 91 | 3 << 32  # in BRA
 BSSY, BSYNC, BRA = 0x945 | PLAIN, 0x941 | PLAIN, 0x947 | PLAIN | PT << 87
 COMPARE = 0x20C | PLAIN | 5 << 32 | (PT << 84 | PT << 87 | 2 << 76 | 7 << 68)  # ISETP P0
 STORE = 0x986 | PLAIN | 1 << 72 | 0xC1019 << 72
@@ -181,12 +183,25 @@ def test_a_skipped_comparison_gets_its_own_predicate_only_if_no_other_path_needs
 @pytest.mark.parametrize("between", [[], [jump(1, 2)]])
 def test_divergence_is_ruled_out_only_in_one_straight_piece(between):
     """`between` is a jump to the next word: after it, the active lanes may differ from the lanes that voted."""
-    divided = jump(2 + len(between), 5 + len(between), BRA | 1 << 91)
+    divided = jump(2 + len(between), 5 + len(between), BRA | DIV)
     words = [VOTE | 4 << 16, *between, 0x2CA | PLAIN | 0 << 16 | 4 << 24 | 0xE << 80, divided, move(6, 7),
              make_branch(4 + len(between), 6 + len(between), "split") | 0xF << 105, move(8, 9), RET]  # fmt: skip
     found = shorten(words, TABLE)
     assert ("R2UR" in names(found)) == bool(between)
     assert len(found) == (len(words) - 1 if between else 3), "the jump to the next word is gone anyway"
+
+
+@pytest.mark.parametrize(("kind", "left"), [(DIV, 2), (CONV, 7)])
+def test_divergence_is_ruled_out_in_a_chain(kind, left):
+    """The code to which a BRA.DIV leads jumps back, behind it. Once that's gone, so is the next one. A BRA.CONV jumps
+    if lanes haven't diverged, so it isn't left out.
+    """
+    copy = 0x2CA | PLAIN | 0 << 16 | 4 << 24 | 0xE << 80
+    words = [VOTE | 4 << 16, copy, jump(2, 6, BRA | DIV), copy, jump(4, 8, BRA | kind), jump(5, 10),
+             move(6, 7), jump(7, 3), move(8, 9), jump(9, 5), RET]  # fmt: skip
+    found = shorten([with_change(word, stall=15) for word in words], TABLE)
+    assert names(found).count("BRA") == (0 if kind == DIV else 3)
+    assert len(found) == left
 
 
 def test_a_descriptor_is_loaded_where_it_is_needed():

@@ -1,10 +1,13 @@
 """Stalls that are lengthened in ptxas's code, and scoreboards that are added to it."""
 
 from gpt.probe.sass import glue
-from gpt.probe.sass.draft import with_change
-from gpt.probe.sass.waits import announce, await_reads, space
+from gpt.probe.sass.draft import Draft, with_change
+from gpt.probe.sass.waits import announce, await_reads, await_results, space
+from gpt.sass.flow import NOTHING
+from gpt.sass.stalls import LATE_GUARD
 from gpt.sass.tables import table_of
-from gpt.sass.words import control_of
+from gpt.sass.words import Guard, control_of
+from gpt.sass.woven import Snippet
 
 PRODUCT = 0x000FE2000F8E00FF_0000000008087C25  # IMAD.WIDE.U32 R8, R8, UR0, RZ with a stall of 1
 UNIFORM = 0x000FE400000E0000_00000000150072CA  # R2UR UR0, R21 with a stall of 2
@@ -54,3 +57,24 @@ def test_a_barrier_is_awaited_once_it_shows_that_an_operand_is_being_read():
     ):
         found = await_reads([with_change(word, stall=1) for word in words], TABLE)
         assert [(control_of(word).stall, control_of(word).wait) for word in found] == expected
+
+
+def test_a_result_is_awaited_once_its_barrier_shows_it():
+    """The second word may already wait for the barrier, because of an earlier instruction."""
+    load = with_change(glue.load_stack(4, -16), write_barrier=3, stall=1)
+    for words, expected in (
+        ((load, glue.move(5, 4)), [(2, 0), (1, 1 << 3)]),
+        ((load, with_change(glue.move(5, 4), wait=1 << 3)), [(2, 0), (1, 1 << 3)]),
+        ((load, with_change(glue.move(5, 6), wait=1 << 3)), [(1, 0), (1, 1 << 3)]),
+    ):
+        found = await_results([*words], TABLE)
+        assert [(control_of(word).stall, control_of(word).wait) for word in found] == expected
+
+
+def test_a_restored_predicate_is_awaited_where_it_guards_a_snippet():
+    """The snippet of a second probe at a load may get the guard of the load, which the first probe saved."""
+    draft = Draft(TABLE, 100, 0, [])
+    draft.glue([glue.restore_predicates(41, 1)], NOTHING)
+    names = {"R": {5: 5, 6: 6}, "UR": {}, "P": {}, "UP": {}, "B": {}}
+    draft.insert(Snippet((glue.move(5, 6),)), names, NOTHING, Guard(0, True))
+    assert sum(control_of(word).stall for word in draft.words[:-1]) >= LATE_GUARD

@@ -41,17 +41,16 @@ def target(part: Part, word: int, entry: Opcode) -> int:
 
 
 def branch(warp: Warp, part: Part, taken: Array, word: int, entry: Opcode) -> None:
-    """Execute BRA, and BRA.DIV, which jumps if some lanes of a mask aren't active."""
+    """Execute BRA; BRA.DIV, which jumps if some lanes of a mask aren't active; and BRA.CONV, which jumps if all are."""
     to = target(part, word, entry)
     if entry.number == 0x547:  # on a uniform predicate
         raise refuse(word, entry, "not implemented")
     kind = bits(word, 84, 3)
     if entry.number == 0x947 and bits(word, 91, 1):
-        if kind or bits(word, 32, 2) != 2:
+        if kind or bits(word, 32, 2) not in (2, 3):
             raise refuse(word, entry, "an unknown kind")
-        there = packed(part.lanes)
-        wanted = int(warp.UR[bits(word, 24, 6)][0])
-        taken = taken if there != wanted else np.zeros(32, bool)
+        is_whole = packed(part.lanes) == int(warp.UR[bits(word, 24, 6)][0])
+        taken = taken if is_whole == (bits(word, 32, 2) == 3) else np.zeros(32, bool)
     elif kind == 1:  # BRA.U.ANY: all lanes jump if one does
         taken = part.lanes & bool(second(warp, word, taken).any())
     else:

@@ -118,7 +118,7 @@ def _multiply_add(word: Word) -> Run:
         over = total < product
         if carry:
             with_carry = total + carry(warp).astype(U64)
-            over |= with_carry < total
+            over = over | (with_carry < total)
             total = with_carry
         if kind == "wide":
             write64(warp, mask, total)
