@@ -303,7 +303,7 @@ INLINE float f32_div_approx(float a, float b, unsigned flags) {
 }
 
 // rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64 read and write only the upper 32 bits. As on an H200, their NaN
-// is that of f32.
+// is the same as for f32.
 INLINE double host_f64_upper(double value) { return as_f64(bits_f64(value) >> 32 << 32); }
 INLINE double host_f64_upper_result(double value) {
     return value == value ? host_f64_upper(value) : as_f64(0x7fffffff00000000);
