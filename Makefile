@@ -177,7 +177,7 @@ WORKERS = -n $$(($$(nproc) + 1)) --dist worksteal
 # In a fresh clone, each pytest worker would compile all test files.
 .PHONY: test-files
 test-files: $(READY) runtime
-	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 29 $(PYTEST) --collect-only >/dev/null 2>&1 || :
+	@[ -d tests/__pycache__ ] || ls -d tests/*/ tests/test_*.py | xargs -P 2 -n 14 $(PYTEST) --collect-only >/dev/null 2>&1 || :
 
 test: test-files snippets ## run the tests (ARGS="-k fatbin" for some)
 	@echo "test: pytest"
