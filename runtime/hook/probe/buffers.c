@@ -216,6 +216,8 @@ static struct slab *claim_locked(const struct claim *claim, uint64_t *offset, co
     pthread_mutex_lock(&hook_pools_lock);
     hook_waits++;
     struct pool *pool = hook_find_pool(claim->context);
+    if (pool) // others may be first
+        *reason = claim->bytes > pool->most ? WHY(buffers_over_limit) : WHY(no_buffer);
     uint64_t round = ++hook_rounds;
     while (pool && !hook_pools_end && !(slab = find_open(pool, claim, offset))) {
         if (!claim->dependent)
@@ -384,6 +386,8 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
     hook_waits++;
     struct pool *pool = hook_find_pool(context);
     uint64_t others = pool && pool->held > replaced ? pool->held - replaced : 0;
+    if (pool && 2 * size > pool->most) // no room to round up
+        size = bytes;
     if (pool && 2 * size > pool->most) {
         *reason = WHY(graph_over_limit);
         pool = NULL;
@@ -391,8 +395,10 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
         *reason = WHY(graph_buffers);
         pool = NULL;
     }
-    if (pool)
+    if (pool) {
         pool->held += size; // other threads must see it while we call the driver
+        *reason = WHY(no_buffer);
+    }
     uint64_t round = ++hook_rounds;
     while (pool && !hook_pools_end) {
         others = pool->held - size > replaced ? pool->held - size - replaced : 0;
@@ -409,6 +415,8 @@ struct slab *hook_hold(uint64_t bytes, uint64_t replaced, const struct reason **
         hook_step(slab, SLAB_HOLD);
     } else if (pool)
         pool->held -= size;
+    if (hook_pools_end)
+        *reason = WHY(ending);
     hook_waits--;
     pthread_mutex_unlock(&hook_pools_lock);
     return slab;

@@ -153,8 +153,7 @@ static const char *write_time(bool probed, char text[64]) {
 }
 
 const char *hook_explain_loss(struct value code) {
-    if (is(code, WHY(not_saved)->code) ||
-        is(code, WHY(max_disk)->code)) // chosen with --benchmark, or reported elsewhere
+    if (is(code, WHY(not_saved)->code)) // chosen with --benchmark
         return NULL;
     for (size_t i = 0; i < sizeof(explanations) / sizeof(*explanations); i++)
         if (is(code, explanations[i].code))

@@ -244,6 +244,8 @@ static void check_left_out(const struct claim *claim, const struct reason *reaso
     const struct pool *pool = hook_first_pool();
     uint64_t held = 0, size = (claim->bytes + limit / 4 - 1) / (limit / 4) * (limit / 4);
     CHECK(reason, "a claim fails without a reason");
+    CHECK((claim->bytes > limit) == (reason == WHY(buffers_over_limit)) || reason == WHY(ending),
+          "a launch of %llu bytes was left out: %s", (unsigned long long)claim->bytes, reason->code);
     pthread_mutex_lock(&hook_pools_lock);
     for (; pool; pool = pool->next)
         held = pool->held > held ? pool->held : held;
@@ -311,6 +313,7 @@ static void make_graph(struct program *program) {
     holding--;
     never_waits = false;
     CHECK(slab || reason, "a graph has no buffers without a reason");
+    CHECK(slab || reason != WHY(device_buffers), "the context has a pool");
     program->graph = (struct graph){.slab = slab, .bytes = bytes};
 }
 
