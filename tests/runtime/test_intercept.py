@@ -382,6 +382,7 @@ def test_library_defines_only_replaced_functions():
         "layer_end",
         "layer_outside",
         "wrap_calls",
+        "name_calls",
         "wrap_backward",
         "new_node_hook",
         "new_region",

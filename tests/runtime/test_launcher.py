@@ -245,8 +245,8 @@ def test_a_stack_of_64_kib(tmp_path):
     done = run(64, "--stacks", "all", "--replace", tmp_path / "slim")
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
     assert Trace(tmp_path / "t.mp").names["cuLaunchKernel"] == 1
-    done = run(40, "-f", "-p", "gmem_bytes", XDG_CACHE_HOME=str(tmp_path))  # this starts Python, which crashes
-    said = "gpt-hook: error: -p: Python needs a larger stack than 40 KiB (ulimit -s)\n"
+    done = run(48, "-f", "-p", "gmem_bytes", XDG_CACHE_HOME=str(tmp_path))  # this starts Python, which crashes
+    said = "gpt-hook: error: -p: Python needs a larger stack than 48 KiB (ulimit -s)\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 

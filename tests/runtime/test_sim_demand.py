@@ -16,6 +16,7 @@ PTX = """
 .shared .align 8 .b8 bytes[20];
 .shared .f64 number;
 .shared .v4 .f32 vectors[3];
+.func called();
 .global .u64 table[1] = {called};
 .func called()
 {

@@ -82,7 +82,7 @@ class Reading:
     registers: frozenset[Register]
     reader: str
     order: int  # position in the queue of memory instructions
-    barrier: int
+    barriers: int  # a mask; waiting for one of them is enough
 
 
 def registers_of(sets: Registers) -> list[Register]:
@@ -184,9 +184,9 @@ class Timing:
                 self.arriving[register] = left
             else:
                 del self.arriving[register]
-        read = [one for one in self.readings if mask >> one.barrier & 1]
+        read = [one for one in self.readings if mask & one.barriers]
         last = max((one.order for one in read), default=-1)
-        self.readings = [one for one in self.readings if not mask >> one.barrier & 1 and not 0 <= one.order <= last]
+        self.readings = [one for one in self.readings if not mask & one.barriers and not 0 <= one.order <= last]
 
     def _queue(self, name: str, registers: frozenset[Register], lanes: int, read: int, write: int) -> None:
         order = -1
@@ -194,9 +194,10 @@ class Timing:
             order = self.order
         elif name not in MEMORY:
             return  # its operands are read at once
-        barrier = read if read < BARRIERS else write
+        # An instruction whose result has come has also read its operands.
+        barriers = sum(1 << one for one in (read, write) if one < BARRIERS)
         registers = frozenset(one for one in registers if one.file not in ("P", "UP"))  # predicates are read at issue
-        self.readings.append(Reading(lanes, registers, name, order, barrier))
+        self.readings.append(Reading(lanes, registers, name, order, barriers))
 
     def _read(self, register: Register, reader: str, place: int, lanes: int, guards: bool, late: bool) -> None:
         for one in self.arriving.get(register, ()):
