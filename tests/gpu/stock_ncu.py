@@ -192,18 +192,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         sums, account, wrong = probe(program, Path(name))
         counted, launches, said = count(program, Path(name))
+    wrong += ["no kernel had probes"] * (not sums)
     rows = [compare(kernel, sums[kernel], counted.get(kernel, Counter())) for kernel in sums]
     wrong += [said] * bool(said)
     print(f"{'kernel':60}{'launches':>9}{'loaded':>12}{'ncu':>12}{'stored':>12}{'ncu':>12}{'tensor':>14}{'ncu':>14}")
     differing = 0
     for row in rows:
         pairs = [row[what] for what in ("loaded", "stored", "tensor")]
-        row["equal"] = all(mine == theirs for mine, theirs in pairs)
+        times = account.probed[row["kernel"]], launches[row["kernel"]]
+        row["equal"] = all(mine == theirs for mine, theirs in (times, *pairs))
         differing += not row["equal"]
-        times = f"{account.probed[row['kernel']]}/{launches[row['kernel']]}"
         sizes = zip(pairs, (12, 12, 14), strict=True)
         figures = "".join(f"{mine:{size}}{theirs:{size}}" for (mine, theirs), size in sizes)
-        print(f"{row['kernel'][:59]:60}{times:>9}{figures}{'' if row['equal'] else '  DIFFERS'}")
+        print(f"{row['kernel'][:59]:60}{times[0]:>4}/{times[1]:<4}{figures}{'' if row['equal'] else '  DIFFERS'}")
     totals = {what: [sum(row[what][i] for row in rows) for i in (0, 1)] for what in ("loaded", "stored", "tensor")}
     others = [kernel for kernel in counted if kernel not in sums]
     accounts.keep("stock_ncu", [*rows, {"totals": totals, "others": others, "wrong": wrong,
@@ -212,7 +213,7 @@ def main() -> int:
         print(f"{what}: {mine:,} by probes, {theirs:,} by ncu")
     print(f"without probes: {dict(account.unprobed)}; ncu saw {len(others)} more kernels")
     print(f"stock_ncu: {len(rows)} kernels, {differing} differ; {'; '.join(wrong) or 'ok'}")
-    return bool(wrong)
+    return bool(wrong or differing)
 
 
 if __name__ == "__main__":

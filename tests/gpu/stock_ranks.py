@@ -31,6 +31,7 @@ def main() -> int:
     expected = sorted(plain[0].output.splitlines())
     steady = sorted(plain[1].output.splitlines()) == expected
     faults = [f"plain: status {run.status}: {run.said[-500:]}" for run in plain if run.status]
+    faults += ["two plain runs differ, so probes can't be compared with them"] * (not steady)
     rows: list[dict[str, Any]] = [{"plain": [vars(run) for run in plain]}]
     print(f"plain: {plain[0].seconds:.1f} and {plain[1].seconds:.1f} s, {'same' if steady else 'DIFFERENT'} output")
     for probe, least in PROBES.items():
@@ -41,6 +42,7 @@ def main() -> int:
         print(f"{probe}: {run.seconds:.1f} s, {'same' if same else 'DIFFERENT'} output, status {run.status}")
         faults += [f"{probe}: status {run.status}: {run.said[-500:]}"] * bool(run.status)
         faults += [f"{probe} changes the output"] * (steady and not same)
+        ranks = 0
         for path in sorted(into.glob("t.mp*")):
             if ".buffers" in path.name:
                 continue
@@ -49,10 +51,12 @@ def main() -> int:
             faults += found.wrong + [f"lost: {dict(found.lost)}"] * bool(found.lost)
             whole = found.probed.total() + found.unprobed.total() - found.unprobed[CLOSED]
             if whole:
+                ranks += 1
                 share = found.probed.total() / whole
                 print(f"    {path.name}: {share:.2%} of {whole:,} launches outside closed libraries", end="; ")
                 print(dict(found.unprobed))
                 faults += [f"{path.name}: only {share:.2%} with {probe}"] * (share < least)
+        faults += [f"{probe}: launches of {ranks} ranks, not 2"] * (ranks != 2)
     accounts.keep("stock_ranks", rows)
     print("stock_ranks: " + ("; ".join(faults) or "nothing wrong"))
     return bool(faults)

@@ -19,8 +19,8 @@ WIDEST = 60  # width of a name
 def find_compiled(process: Process, launched: Collection[int]) -> tuple[str, int] | None:
     """Return the kernel that was compiled most often, and how often, or None if that's less than AGAIN times.
 
-    A compiler that runs in the program gives the kernel the same name each time, and loads it from memory. `launched`
-    has the ids of functions that ran.
+    A compiler within the program loads its kernels from memory, and uses the same name each time it compiles one again.
+    `launched` has the ids of functions that ran.
     """
     from_memory = {number for number, module in process.modules if module.path is None}
     modules: dict[str, set[int]] = defaultdict(set)

@@ -144,8 +144,8 @@ def lower(
 def _join_reductions(lines: list[str], code: Emitter, snippet: Snippet) -> list[str]:
     """Put one branch around the reductions of each SAVE, if several SAVEs have some.
 
-    ptxas never gives a guard to a reduction in memory, but jumps over it. For a long string of guarded reductions, it
-    jumps from one to the next with the same guard, and so out of the BSSYs of those in between. That takes a BREAK.
+    ptxas never guards a reduction in memory; it jumps over it. If many guarded reductions follow each other, it jumps
+    from one to the next that has the same guard. That leaves the BSSYs in between, for which it needs BREAK.
     """
     groups = [(guard, [*some]) for guard, some in itertools.groupby(lines, _guard_of_reduction)]
     if len(snippet.saves) < 2 or sum(bool(guard) for guard, _ in groups) < 2:

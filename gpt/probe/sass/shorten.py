@@ -1,7 +1,7 @@
 """Shorten what ptxas compiled for a snippet.
 
-- Words that a jump skips, between a BSSY and its BSYNC, get a guard instead of the jump. ptxas never gives a guard to a
-  reduction in memory.
+- If a jump skips words between a BSSY and its BSYNC, the words get its guard, and the jump is left out. ptxas doesn't
+  do that for reductions in memory.
 
       BSSY B0, L
       @P0 BRA M              @!P0 REDG [R6], R12

@@ -193,8 +193,8 @@ def test_divergence_is_ruled_out_only_in_one_straight_piece(between):
 
 @pytest.mark.parametrize(("kind", "left"), [(DIV, 2), (CONV, 7)])
 def test_divergence_is_ruled_out_in_a_chain(kind, left):
-    """The code to which a BRA.DIV leads jumps back, behind it. Once that's gone, so is the next one. A BRA.CONV jumps
-    if lanes haven't diverged, so it isn't left out.
+    """A BRA.DIV and the code that it leads to are left out together, one pair after the other. A BRA.CONV stays: it
+    jumps if lanes haven't diverged.
     """
     copy = 0x2CA | PLAIN | 0 << 16 | 4 << 24 | 0xE << 80
     words = [VOTE | 4 << 16, copy, jump(2, 6, BRA | DIV), copy, jump(4, 8, BRA | kind), jump(5, 10),
