@@ -1,4 +1,4 @@
-"""Ten small programs for stock PyTorch, and those of stock_more.py: `python tests/gpu/stock_programs.py [NAME ...]`.
+"""Small programs for stock PyTorch, with the ones in stock_more.py: `python tests/gpu/stock_programs.py [NAME ...]`.
 
 Prints a line for each: its name, a digest of its results, and the seconds that its loop takes from the second run on.
 Sizes are small, because only the choice of kernels matters.

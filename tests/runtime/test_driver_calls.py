@@ -74,7 +74,7 @@ def test_a_launch_makes_no_other_call(tmp_path, counting):
 
 
 # Threads change their contexts at random and launch one kernel in all of them. `arrays` has the kernel's memory in
-# each context. A context is destroyed by another thread than the one that uses it, too.
+# each context. Some create a context, and destroy it again.
 CONTEXTS = (
     CLIENT
     + r"""
@@ -183,7 +183,8 @@ def test_a_remembered_context_is_the_current_one(tmp_path, counting):
     program, out = build(tmp_path, CONTEXTS), tmp_path / "t.mp"
     line = [counting[0] / "gpt-hook", "run", "-f", "-q", "-o", out, "--device", "sim", "-p", "block_sched"]
     env = os.environ | {"XDG_CACHE_HOME": kept()}
-    done = subprocess.run([*line, "--", program, PTX], env=env, capture_output=True, text=True, timeout=120, check=False)
+    line += ["--", program, PTX]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(hooked.Trace(out).of("probed")) > 500
 

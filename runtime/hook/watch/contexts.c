@@ -68,13 +68,13 @@ void hook_pop_context(void) {
     forget_current();
 }
 
-// cuCtxSetCurrent and its like. Even a call that fails may have done it.
+// cuCtxSetCurrent, cuCtxCreate and so on. A call that fails may have set it, too.
 void hook_after_context_set(struct frame *frame) {
     (void)frame;
     forget_current();
 }
 
-// cuCtxDestroy, cuDevicePrimaryCtxReset and their like
+// cuCtxDestroy, cuDevicePrimaryCtxReset and so on
 void hook_after_context_end(struct frame *frame) {
     (void)frame;
     atomic_fetch_add(&ends, 1);

@@ -290,8 +290,7 @@ struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t 
     graph->exec = exec;
     graph->events = (void **)((char *)graph + nodes);
     graph->context = context;
-    graph->of_context =
-        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
+    graph->of_context = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     graph->flags = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     graph->count = all.count;
     graph->due = hook_node_times;

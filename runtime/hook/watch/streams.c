@@ -171,8 +171,7 @@ struct stream_queue *hook_stream_claim(const struct stream_queues *queues, struc
     if (hook_cu.get_device && hook_cu.get_device(&device) == CUDA_SUCCESS)
         queue->device = (uint32_t)device;
     queue->context = context;
-    queue->reference =
-        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
+    queue->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     return queue;
 }
 

@@ -168,12 +168,12 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 
 // Handlers of the functions that make and destroy contexts.
 
-uint64_t hook_current_context(void); // this thread's, or 0
+uint64_t hook_current_context(void);  // this thread's, or 0
 void hook_remember_contexts(bool on); // only while the calls that set contexts are watched
 struct context_calls {
     CUresult (*get)(uint64_t *), (*push)(uint64_t), (*pop)(uint64_t *);
 };
-extern struct context_calls hook_context_calls; // of the driver
+extern struct context_calls hook_context_calls; // the functions of the driver
 bool hook_find_context_calls(void);             // false if the driver lacks one
 CUresult hook_push_context(uint64_t context);
 void hook_pop_context(void);
