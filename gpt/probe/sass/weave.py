@@ -27,7 +27,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.kernel_params import Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
+from gpt.formats.kernel_params import FullError, Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
 from gpt.formats.params import Param
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.model import ProbeFile
@@ -98,6 +98,8 @@ def _weave(
         raise LeftAlone("unknown_opcode", error.fact, kernel) from None
     except UnboundedError as error:
         raise LeftAlone("unbounded", error.fact, kernel) from None
+    except FullError as error:
+        raise LeftAlone("too_large", error.fact, kernel) from None
     except CannotEdit as error:
         raise LeftAlone("image_unreadable", error.fact, kernel) from None
 
