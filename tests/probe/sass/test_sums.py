@@ -137,7 +137,7 @@ def test_records_are_those_of_single_additions(monkeypatch, tmp_path, name, prob
 
 
 def test_constants_are_in_the_words(tmp_path):
-    """Text like the one that stands for a constant isn't one."""
+    """A probe may contain the number that stands for a constant in a body."""
     text = COUNTS.replace("add.u32 %loads, %loads, 1;", f"mov.u32 %loads, {ADDEND};\nadd.u32 %loads, %loads, {ADDEND};")
     (tmp_path / "counts.toml").write_text(text)
     _, ((*threads,),) = check("widths-2x64-5", str(tmp_path / "counts.toml"))
