@@ -168,6 +168,15 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 
 // Handlers of the functions that make and destroy contexts.
 
+// Return the context that a call destroys, releases or resets; 0 if the program never retained it.
+uint64_t hook_context_that_ends(const struct frame *frame);
+extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
+    hook_on_context_reset, hook_on_context_released, hook_before_context_gone;
+
+// -- current.c -------------------------------------------------------------
+
+// The current context.
+
 uint64_t hook_current_context(void);  // this thread's, or 0
 void hook_remember_contexts(bool on); // only while the calls that set contexts are watched
 struct context_calls {
@@ -178,10 +187,6 @@ bool hook_find_context_calls(void);             // false if the driver lacks one
 CUresult hook_push_context(uint64_t context);
 void hook_pop_context(void);
 extern handler hook_after_context_set, hook_after_context_end;
-// Return the context that a call destroys, releases or resets; 0 if the program never retained it.
-uint64_t hook_context_that_ends(const struct frame *frame);
-extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
-    hook_on_context_reset, hook_on_context_released, hook_before_context_gone;
 
 // -- driver.c --------------------------------------------------------------
 

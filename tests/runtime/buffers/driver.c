@@ -264,17 +264,15 @@ static CUresult create_stream(uint64_t *stream, unsigned flags) {
     call();
     return (void)flags, *stream = add_stream(current[running], false, true), CUDA_SUCCESS;
 }
-static CUresult push_context(uint64_t context) {
+CUresult hook_push_context(uint64_t context) {
     call();
     CHECK(!memory[context].gone, "a call in a context that is gone");
     current[running] = current[running] * 10 + (int)context;
     return CUDA_SUCCESS;
 }
-static CUresult pop_context(uint64_t *context) {
+void hook_pop_context(void) {
     call();
-    *context = (uint64_t)current[running] % 10;
     current[running] /= 10;
-    return CUDA_SUCCESS;
 }
 static CUresult create_event(uint64_t *event, unsigned flags) {
     (void)flags;
@@ -392,8 +390,6 @@ struct probe_calls hook_do = {.get_device = get_device,
                               .trim_pool = trim_pool,
                               .exchange_mode = exchange_mode,
                               .create_stream = create_stream,
-                              .push_context = push_context,
-                              .pop_context = pop_context,
                               .create_event = create_event,
                               .destroy_event = destroy_event,
                               .record = record,
