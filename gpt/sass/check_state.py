@@ -152,7 +152,7 @@ class TrampolineCheck:
         usable_at_site, next_live = self._facts[number]
         stop = min([end, *(join for join in self._joins if join > index)]) if self._joins else end
         run = find_run(code, index, stop)
-        if run and run.depth <= around.declaration.stack and (passed := self._pass(run, index, part, state)):
+        if run.depth <= around.declaration.stack and (passed := self._pass(run, index, part, state)):
             self.saved |= run.writes & state.own & next_live
             last = index + run.length - 1
             return self._follow(last, part, passed) if run.flows else ((last + 1, passed),)

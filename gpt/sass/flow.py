@@ -229,9 +229,9 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
 
 
 def release(state: InFlight, code: Code, index: int) -> InFlight:
-    """Return what's in flight once an instruction has waited for its barriers."""
+    """Return what's in flight once an instruction has waited for its barriers; the same object if that's the same."""
     mask = code.controls.waits[index]
-    if not mask or state == NOTHING:
+    if not mask or not any(state.writes[barrier] or state.reads[barrier] for barrier in MEMBERS[mask]):
         return state
     reading, writing = find_unseen(code, index)
     writes, reads = list(state.writes), list(state.reads)
