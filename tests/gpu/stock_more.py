@@ -193,6 +193,7 @@ def make_serving() -> Program:
     """Return decode steps over a paged cache, captured in a graph for each batch size, and replayed in two streams."""
     pages, width = draw(64, 16, 4, 32), 128
     weight, table = draw(width, 3 * width) / width, numbers(63, 8, 4)
+    inputs = pages, weight, table  # graphs don't keep them alive
     graphs: dict[int, Any] = {}
 
     def step(batch: int, x: Tensor, out: Tensor) -> None:
@@ -223,7 +224,7 @@ def make_serving() -> Program:
                 graph.replay()
             torch.cuda.current_stream().wait_stream(side)
             results.append(out.clone())
-        return results or [pages]
+        return results or [*inputs]
 
     return run
 
