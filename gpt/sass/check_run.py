@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from gpt.sass.check_known import State, merge
 from gpt.sass.check_saves import drop_overwritten, find_copied, find_depth, holders
-from gpt.sass.check_time import iter_hazards, iter_late_hazards, union
+from gpt.sass.check_time import iter_hazards, iter_late_hazards
 from gpt.sass.check_word import FACTS, find_facts
 from gpt.sass.code import Code
 from gpt.sass.flow import MEMBERS, NO_PARTS, NOTHING, InFlight, advance, as_flight, find_unseen, release, wait_for
-from gpt.sass.masks import STARTS
+from gpt.sass.masks import STARTS, union
 from gpt.sass.stalls import LATE_GUARD
 from gpt.sass.words import BARRIERS
 
