@@ -48,8 +48,7 @@ def keep_copies(one: Instruction, copies: frozenset[Copy], own: int) -> frozense
     """Return the copies after a snippet's instruction; `own` are the registers with the kernel's values before it."""
     if not copies and one.opcode not in KEEPERS:
         return copies
-    written = one.masks.writes
-    kept = {copy for copy in copies if not (copy[0] == "R" and written >> copy[1] & 1)}
+    kept = {*drop_overwritten(copies, one.masks.writes)}
     if one.name == "STL":
         offset, size = _slot(one.word)
         kept = {copy for copy in kept if not (copy[0] == "stack" and offset - 3 <= copy[1] < offset + size)}
@@ -99,6 +98,11 @@ def outlive(copies: frozenset[Copy], written: int, shared: int) -> frozenset[Cop
         if not (written | shared) >> copy[2] & 1
         and not (written & _STACK_POINTER if copy[0] == "stack" else written >> copy[1] & 1)
     )  # fmt: skip
+
+
+def drop_overwritten(copies: frozenset[Copy], written: int) -> frozenset[Copy]:
+    """Return the copies that aren't in these registers."""
+    return frozenset([copy for copy in copies if not (copy[0] == "R" and written >> copy[1] & 1)])
 
 
 def holders(copies: frozenset[Copy]) -> int:

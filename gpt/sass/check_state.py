@@ -31,11 +31,11 @@ from gpt.sass.check_known import KERNEL, SHARED, State, Surroundings, facts_of_p
 from gpt.sass.check_lanes import Following, follow
 from gpt.sass.check_run import Run, find_run, pass_run
 from gpt.sass.check_saves import find_restored, holders, is_saving, is_slot, keep_copies, outlive
-from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time, union
+from gpt.sass.check_time import iter_hazards, iter_late_hazards, pass_time
 from gpt.sass.check_word import FACTS, find_facts, find_fresh
 from gpt.sass.flow import NOTHING, InFlight, issue, release
 from gpt.sass.graph import is_conditional
-from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack
+from gpt.sass.masks import EVERY_REGISTER, STARTS, name_registers, pack, union
 from gpt.sass.stalls import BRANCH_CYCLES
 from gpt.sass.words import SIZE
 from gpt.sass.woven import Inserted, Moved, Trampoline
@@ -152,7 +152,7 @@ class TrampolineCheck:
         usable_at_site, next_live = self._facts[number]
         stop = min([end, *(join for join in self._joins if join > index)]) if self._joins else end
         run = find_run(code, index, stop)
-        if run and run.depth <= around.declaration.stack and (passed := self._pass(run, index, part, state)):
+        if run.depth <= around.declaration.stack and (passed := self._pass(run, index, part, state)):
             self.saved |= run.writes & state.own & next_live
             last = index + run.length - 1
             return self._follow(last, part, passed) if run.flows else ((last + 1, passed),)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from gpt.sass.check_known import GENERAL
 from gpt.sass.check_word import Fresh, WordFacts
 from gpt.sass.flow import QUEUE, InFlight
+from gpt.sass.masks import union
 from gpt.sass.stalls import LATE_GUARD
 
 Pending = tuple[int, int, int]  # registers, cycles left, part
@@ -51,11 +52,3 @@ def iter_late_hazards(word: WordFacts, late: Iterable[Pending], part: int, clock
             yield "stall", mask & word.named, "isn't there yet"
         elif due - clock > LATE_GUARD:
             yield "stall", mask & word.guard, "is the guard, and isn't there yet"
-
-
-def union(masks: Iterable[int]) -> int:
-    """Return the union of sets of registers."""
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found

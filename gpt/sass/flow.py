@@ -35,7 +35,7 @@ import numpy as np
 
 from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Block, Graph
-from gpt.sass.masks import STARTS, WIDTHS
+from gpt.sass.masks import STARTS, WIDTHS, union
 from gpt.sass.tables import Opcode
 from gpt.sass.words import BARRIERS, PT
 
@@ -71,10 +71,7 @@ class InFlight(NamedTuple):
     @property
     def arriving(self) -> int:
         """The registers that an earlier instruction may still write."""
-        found = self.late
-        for mask in self.writes:
-            found |= mask
-        return found
+        return self.late | union(self.writes)
 
     def after_waiting(self, mask: int) -> int:
         """Return the registers in flight once the barriers in `mask` are released, without `unawaited`."""
@@ -129,7 +126,7 @@ class Flights:
 def in_flight_before(code: Code, graph: Graph) -> Flights:
     """Return what's in flight when each instruction may issue."""
     events = code.find_busy({number for number, decoder in code.used.items() if is_late(decoder.entry)})
-    readers = _find_readers(code, events)
+    readers = _find_readers(code, graph, events)
     events = sorted({*events, *readers}) if readers else events
     places = np.searchsorted(events, [*(start for start, _ in graph.blocks), len(code)]).tolist()
     passes = [_sum_up(code, events[first:last], readers) for first, last in pairwise(places)]
@@ -195,22 +192,26 @@ def _sum_up(code: Code, events: list[int], readers: dict[int, int]) -> _Pass:
     return _Pass(keep, add, places)
 
 
-def _find_readers(code: Code, events: list[int]) -> dict[int, int]:
-    """Return the instructions that certainly read results which nothing announces, with these registers. Those that
-    read their operands late don't count: HGMMA adds to a result that is still being computed.
+def _find_readers(code: Code, graph: Graph, events: list[int]) -> dict[int, int]:
+    """Return the instructions that certainly read results which nothing announces, with these registers; in each block,
+    only the first one. Those that read their operands late don't count: HGMMA adds to a result that's being computed.
     """
-    late, barriers = 0, code.controls.write_barriers
-    for index in events:
-        if barriers[index] >= BARRIERS and is_late(code.entry(index)):
-            late |= code.masks[index].writes
-    late &= _HELD
-    if not late:
-        return {}
-    return {
-        index: masks.reads & late
-        for index, masks in enumerate(code.masks)
-        if masks.reads & late and masks.exact and code.words[index] >> 12 & 15 == PT and not is_late(code.entry(index))
-    }
+    silent = [index for index in events if code.controls.write_barriers[index] >= BARRIERS]
+    writes = {index: code.masks[index].writes & _HELD for index in silent if is_late(code.entry(index))}
+    late = union(writes.values())
+    read = {id(one) for entry, one in code.distinct if one.reads & late and one.exact and not is_late(entry)}
+    readers = [index for index, one in enumerate(code.masks) if id(one) in read] if read else []
+    found: dict[int, int] = {}
+    end = arrived = 0
+    for index in sorted([*readers, *writes]) if readers else ():
+        if index >= end:
+            end, arrived = graph.blocks[graph.block_at(index)].end, 0
+        if index in writes:
+            arrived &= ~writes[index]
+        elif (new := code.masks[index].reads & late & ~arrived) and code.words[index] >> 12 & 15 == PT:
+            found[index] = new
+            arrived |= new
+    return found
 
 
 def is_late(entry: Opcode) -> bool:
@@ -229,9 +230,9 @@ def wait_for(state: InFlight, mask: int) -> InFlight:
 
 
 def release(state: InFlight, code: Code, index: int) -> InFlight:
-    """Return what's in flight once an instruction has waited for its barriers."""
+    """Return what's in flight once an instruction has waited for its barriers; the same object if that's the same."""
     mask = code.controls.waits[index]
-    if not mask or state == NOTHING:
+    if not mask or not any(state.writes[barrier] or state.reads[barrier] for barrier in MEMBERS[mask]):
         return state
     reading, writing = find_unseen(code, index)
     writes, reads = list(state.writes), list(state.reads)

@@ -6,6 +6,7 @@ lowest 256 bits, followed by UR, P, UP and B.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -73,3 +74,11 @@ def name_registers(mask: int) -> str:
     for file, start, width in zip(Registers._fields, STARTS, WIDTHS, strict=True):
         names += [f"{file}{number}" for number in range(width) if mask >> start + number & 1]
     return " ".join(names)
+
+
+def union(masks: Iterable[int]) -> int:
+    """Return the union of sets of registers."""
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found

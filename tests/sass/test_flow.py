@@ -137,6 +137,12 @@ def test_a_result_that_is_read_has_arrived():
     assert late == [set(), *[{1}] * 4, set(), set(), {1}]
 
 
+def test_a_result_that_is_loaded_again_has_not_arrived():
+    code = program("LDG 1 4", "MOV 9 1", "MOV 9 1", "LDG 1 4", "MOV 8 8", "MOV 9 1", "MOV 7 7", "EXIT")
+    late = [general(one.late) for one in in_flight_before(code, make_graph(code)) if one]
+    assert late == [set(), {1}, set(), set(), {1}, {1}, set(), set()]
+
+
 def test_a_result_that_is_read_late_may_not_have_arrived():
     code = program("HGMMA 20 30", "HGMMA 20 20", "STG 4 20", "MOV 5 20", "MOV 6 6", "EXIT")
     late = [general(one.late) for one in in_flight_before(code, make_graph(code)) if one]
