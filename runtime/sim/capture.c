@@ -193,6 +193,13 @@ CUresult sim_refuse_captures(const struct context *context) {
     return status;
 }
 
+bool sim_is_being_captured(const struct graph *graph) {
+    const struct capture *at = captures;
+    while (at && at->graph != graph)
+        at = at->next;
+    return at;
+}
+
 bool sim_is_captured(const struct event *event) { return event->capture && find(event->capture); }
 
 // Beginning and end
@@ -272,11 +279,11 @@ static bool is_joined(const struct capture *capture) {
 API cuStreamEndCapture(void *handle, void **graph) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
-    if (!stream || !graph)
-        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
     struct capture *capture = stream->capture;
-    if (!capture)
-        return CUDA_ERROR_ILLEGAL_STATE;
+    if (!capture || !graph)
+        return capture ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_ILLEGAL_STATE;
     if (capture->origin != stream) {
         capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
@@ -354,7 +361,7 @@ API cuStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (!are_of(nodes, count, stream->capture->graph))
+    if (flags > 1 || !are_of(nodes, count, stream->capture->graph))
         return CUDA_ERROR_INVALID_VALUE;
     struct node *const *given = (struct node *const *)nodes;
     bool done = flags & 1 ? set_nodes(&stream->last, given, count) : add_nodes(&stream->last, given, count);

@@ -143,6 +143,8 @@ API cuGraphDestroy(void *graph) {
     if (!find_graph(graph) ||
         ((struct object *)graph)->owner) // a graph inside a node is deleted with the node
         return CUDA_ERROR_INVALID_VALUE;
+    if (sim_is_being_captured(graph))
+        return CUDA_ERROR_ILLEGAL_STATE;
     sim_delete(graph);
     return CUDA_SUCCESS;
 }
@@ -191,6 +193,8 @@ API cuGraphDestroyNode(void *node) {
         return CUDA_ERROR_INVALID_VALUE;
     if (sim_has_memory(graph_of(node)))
         return CUDA_ERROR_NOT_SUPPORTED;
+    if (sim_is_being_captured(graph_of(node)))
+        return CUDA_ERROR_ILLEGAL_STATE;
     sim_remove_node(node);
     return CUDA_SUCCESS;
 }

@@ -147,7 +147,7 @@ struct jit { // the log buffers a program passes; the options must stay valid
         void **size; // receives the number of bytes written
     } errors, information;
 };
-void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
+CUresult sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
 CUresult sim_log_jit(const struct jit *jit,
                      CUresult status); // logs the last message if `status` is an error; returns `status`
 
@@ -390,6 +390,7 @@ struct operation {
         CUdeviceptr memory;
     };
 };
+CUresult sim_check_attribute(int id, const void *value);    // of a launch, a stream or a node
 bool sim_is_cluster(const void *dimensions, bool *cluster); // false: unsupported or invalid
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 
@@ -468,6 +469,8 @@ CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
+struct graph;
+bool sim_is_being_captured(const struct graph *graph);
 CUresult sim_refuse_event(const struct event *event); // fails if it was recorded in a capture
 void sim_leave_capture(struct stream *stream);        // the stream is being destroyed
 CUresult sim_implicit(const struct stream *stream);   // fails if work can't be issued to it: it's the legacy
