@@ -57,7 +57,10 @@ static void leave(struct stream *stream) {
     stream->capture = NULL;
 }
 
-static void end(struct capture *capture) {
+static void end(struct capture *capture, bool keep) {
+    capture->graph->captures--;
+    if (!keep && !capture->given)
+        sim_delete(capture->graph);
     for (struct stream *stream = capture->streams; stream; stream = stream->next)
         leave(stream);
     struct capture **at = &captures;
@@ -79,11 +82,8 @@ void sim_leave_capture(struct stream *stream) {
         at = &(*at)->next;
     *at = stream->next;
     leave(stream);
-    if (capture->origin == stream) {
-        if (!capture->given)
-            sim_delete(capture->graph);
-        end(capture);
-    }
+    if (capture->origin == stream)
+        end(capture, false);
 }
 
 CUresult sim_refuse_capture(struct stream *stream) {
@@ -193,13 +193,6 @@ CUresult sim_refuse_captures(const struct context *context) {
     return status;
 }
 
-bool sim_is_being_captured(const struct graph *graph) {
-    const struct capture *at = captures;
-    while (at && at->graph != graph)
-        at = at->next;
-    return at;
-}
-
 bool sim_is_captured(const struct event *event) { return event->capture && find(event->capture); }
 
 // Beginning and end
@@ -234,6 +227,7 @@ static CUresult begin(void *handle, struct graph *graph, void *const *nodes, siz
     made->mode = mode;
     made->thread = pthread_self();
     made->given = graph;
+    made->graph->captures++;
     made->origin = stream;
     made->next = captures;
     captures = made;
@@ -295,9 +289,7 @@ API cuStreamEndCapture(void *handle, void **graph) {
                       : !is_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                             : CUDA_SUCCESS;
     *graph = status ? NULL : capture->graph;
-    if (status && !capture->given)
-        sim_delete(capture->graph);
-    end(capture);
+    end(capture, !status);
     return status;
 }
 

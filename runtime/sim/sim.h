@@ -390,7 +390,7 @@ struct operation {
         CUdeviceptr memory;
     };
 };
-CUresult sim_check_attribute(int id, const void *value);    // of a launch, a stream or a node
+CUresult sim_check_attribute(int id, const void *value);    // an attribute of a launch, a stream or a node
 bool sim_is_cluster(const void *dimensions, bool *cluster); // false: unsupported or invalid
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 
@@ -469,8 +469,6 @@ CUresult sim_capture(struct stream *stream, struct operation *operation);
 CUresult sim_capture_event(struct stream *stream, struct event *event);
 CUresult sim_capture_wait(struct stream *stream, struct event *event);
 bool sim_is_captured(const struct event *event);
-struct graph;
-bool sim_is_being_captured(const struct graph *graph);
 CUresult sim_refuse_event(const struct event *event); // fails if it was recorded in a capture
 void sim_leave_capture(struct stream *stream);        // the stream is being destroyed
 CUresult sim_implicit(const struct stream *stream);   // fails if work can't be issued to it: it's the legacy

@@ -9,7 +9,7 @@ static const char ptx[] = ".version 7.0\n.target sm_80\n.address_size 64\n.globa
                           ".visible .entry two(.param .u64 p, .param .u32 q){ret;}\n"
                           ".visible .entry most().maxntid 64,1,1 {ret;}\n";
 
-static CUdeviceptr a, b; // of 4096 bytes each
+static CUdeviceptr a, b; // each has 4096 bytes
 static void *context, *stream, *event;
 static void *none, *two, *most;
 static char host[8192];
@@ -208,6 +208,21 @@ static void captures(void) {
     OK(launch_with(none, NULL, NULL));
     OK(D(cuStreamEndCapture)(stream, &graph));
     OK(D(cuGraphDestroyNode)(node));
+    // two streams may capture into the body of a conditional node
+    void *other;
+    OK(D(cuStreamCreate)(&other, 1));
+    OK(D(cuGraphCreate)(&graph, 0));
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+    params.conditional.type = CU_GRAPH_COND_TYPE_IF, params.conditional.size = 1;
+    OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, context, 0, 0));
+    OK(D(cuGraphAddNode_v2)(&node, graph, NULL, NULL, 0UL, &params));
+    void *body = params.conditional.phGraph_out[0];
+    OK(D(cuStreamBeginCaptureToGraph)(stream, body, NULL, NULL, 0UL, 2));
+    OK(D(cuStreamBeginCaptureToGraph)(other, body, NULL, NULL, 0UL, 2));
+    OK(D(cuStreamEndCapture)(other, &found));
+    assert(D(cuGraphDestroy)(graph) == 401 && D(cuGraphDestroyNode)(node) == 401);
+    OK(D(cuStreamEndCapture)(stream, &found));
+    OK(D(cuGraphDestroy)(graph));
 }
 
 static void graphs(void) {
@@ -217,7 +232,7 @@ static void graphs(void) {
     IS(1, D(cuGraphAddMemsetNode)(&node, graph, NULL, 0UL, &set, context));
     CUDA_MEMCPY3D copy = {
         .srcMemoryType = 1, .srcHost = host, .dstMemoryType = 2, .dstDevice = a, .WidthInBytes = 16};
-    IS(1, D(cuGraphAddMemcpyNode)(&node, graph, NULL, 0UL, &copy, context)); // of no row
+    IS(1, D(cuGraphAddMemcpyNode)(&node, graph, NULL, 0UL, &copy, context)); // it has no rows
     IS(1, D(cuGraphAddEventRecordNode)(&node, graph, NULL, 0UL, NULL));
     IS(1, D(cuGraphAddEventWaitNode)(&node, graph, NULL, 0UL, NULL));
     CUgraphNodeParams params = {.type = 5};
