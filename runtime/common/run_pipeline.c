@@ -21,9 +21,10 @@
 
 enum { STACK = 64 << 10, BLOCK = 64 << 10, MOST = 1 << 28 }; // bytes
 
+// In memory that stays shared if the children are forked, because valgrind forks in place of clone().
 struct start {
+    unsigned char stacks[2 * STACK];
     struct gpt_plan plan;
-    unsigned char *stacks;
     pid_t shell;
 };
 
@@ -41,21 +42,24 @@ UNSEEN static int run_and_leave(void *given) {
 
 // Start the shell. Returns its pid, or -1 with errno set.
 static pid_t start(const struct gpt_plan *plan) {
-    struct start start = {.plan = *plan, .shell = -1};
-    start.stacks = mmap(NULL, 2 * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct start *start =
+        mmap(NULL, sizeof(*start), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     sigset_t all, mask;
-    if (start.stacks == MAP_FAILED)
+    if (start == MAP_FAILED)
         return -1;
+    start->plan = *plan;
+    start->shell = -1;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &mask);
-    pid_t child = clone(run_and_leave, start.stacks + 2 * STACK, CLONE_VM | CLONE_VFORK, &start);
+    pid_t child = clone(run_and_leave, start->stacks + 2 * STACK, CLONE_VM | CLONE_VFORK, start);
     int error = errno;
     if (child > 0)
         waitpid(child, NULL, __WCLONE);
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
-    munmap(start.stacks, 2 * STACK);
+    pid_t shell = start->shell;
+    munmap(start, sizeof(*start));
     errno = error;
-    return start.shell;
+    return shell;
 }
 
 // Find a stage. It's first looked for relative to the library, where it is in a checkout or an installation,

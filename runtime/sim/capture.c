@@ -57,7 +57,10 @@ static void leave(struct stream *stream) {
     stream->capture = NULL;
 }
 
-static void end(struct capture *capture) {
+static void end(struct capture *capture, bool keep) {
+    capture->graph->captures--;
+    if (!keep && !capture->given)
+        sim_delete(capture->graph);
     for (struct stream *stream = capture->streams; stream; stream = stream->next)
         leave(stream);
     struct capture **at = &captures;
@@ -79,11 +82,8 @@ void sim_leave_capture(struct stream *stream) {
         at = &(*at)->next;
     *at = stream->next;
     leave(stream);
-    if (capture->origin == stream) {
-        if (!capture->given)
-            sim_delete(capture->graph);
-        end(capture);
-    }
+    if (capture->origin == stream)
+        end(capture, false);
 }
 
 CUresult sim_refuse_capture(struct stream *stream) {
@@ -227,6 +227,7 @@ static CUresult begin(void *handle, struct graph *graph, void *const *nodes, siz
     made->mode = mode;
     made->thread = pthread_self();
     made->given = graph;
+    made->graph->captures++;
     made->origin = stream;
     made->next = captures;
     captures = made;
@@ -272,11 +273,11 @@ static bool is_joined(const struct capture *capture) {
 API cuStreamEndCapture(void *handle, void **graph) {
     IN_CONTEXT;
     struct stream *stream = sim_stream(context, handle);
-    if (!stream || !graph)
-        return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    if (!stream)
+        return CUDA_ERROR_INVALID_HANDLE;
     struct capture *capture = stream->capture;
-    if (!capture)
-        return CUDA_ERROR_ILLEGAL_STATE;
+    if (!capture || !graph)
+        return capture ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_ILLEGAL_STATE;
     if (capture->origin != stream) {
         capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
@@ -288,9 +289,7 @@ API cuStreamEndCapture(void *handle, void **graph) {
                       : !is_joined(capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                             : CUDA_SUCCESS;
     *graph = status ? NULL : capture->graph;
-    if (status && !capture->given)
-        sim_delete(capture->graph);
-    end(capture);
+    end(capture, !status);
     return status;
 }
 
@@ -354,7 +353,7 @@ API cuStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (!are_of(nodes, count, stream->capture->graph))
+    if (flags > 1 || !are_of(nodes, count, stream->capture->graph))
         return CUDA_ERROR_INVALID_VALUE;
     struct node *const *given = (struct node *const *)nodes;
     bool done = flags & 1 ? set_nodes(&stream->last, given, count) : add_nodes(&stream->last, given, count);

@@ -161,7 +161,7 @@ static CUresult push(void *context) {
 
 API cuCtxPushCurrent_v2(void *context) {
     LOCKED;
-    return push(context);
+    return context ? push(context) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuCtxPopCurrent_v2(void **context) {
@@ -207,7 +207,7 @@ API cuCtxDestroy_v2(void *handle) {
     LOCKED;
     struct context *context = find(handle);
     if (!context || context == primary)
-        return CUDA_ERROR_INVALID_CONTEXT;
+        return handle ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
     struct reference is = sim_refer(context);
     if (depth && current[depth - 1].object == context)
         depth--;

@@ -6,11 +6,43 @@
 
 #include "sim.h"
 
+// The source or destination of a copy. Without a pitch, rows follow each other; without a height, planes do.
+struct end {
+    uint32_t type;
+    const void *host;
+    uint64_t device;
+    size_t x, y, z, pitch, height;
+};
+
+static struct end source_of(const CUDA_MEMCPY3D *c) {
+    return (struct end){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcXInBytes,
+                        c->srcY,          c->srcZ,    c->srcPitch,  c->srcHeight};
+}
+
+static struct end destination_of(const CUDA_MEMCPY3D *c) {
+    return (struct end){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstXInBytes,
+                        c->dstY,          c->dstZ,    c->dstPitch,  c->dstHeight};
+}
+
+static size_t pitch_of(const CUDA_MEMCPY3D *c, const struct end *end) {
+    return end->pitch ? end->pitch : c->WidthInBytes;
+}
+
+static size_t height_of(const CUDA_MEMCPY3D *c, const struct end *end) {
+    return end->height ? end->height : c->Height;
+}
+
+// Return where a row begins, counted from the end's address.
+static size_t row_of(const CUDA_MEMCPY3D *c, const struct end *end, size_t z, size_t y) {
+    return ((end->z + z) * height_of(c, end) + end->y + y) * pitch_of(c, end) + end->x;
+}
+
 // Return the number of bytes from the first one touched to the last, or SIZE_MAX if that overflows.
-static size_t extent(const CUDA_MEMCPY3D *c, size_t pitch, size_t height) {
+static size_t extent(const CUDA_MEMCPY3D *c, const struct end *end) {
     size_t rows, bytes;
-    if (__builtin_mul_overflow(c->Depth - 1, height ? height : c->Height, &rows) ||
-        __builtin_add_overflow(rows, c->Height - 1, &rows) || __builtin_mul_overflow(rows, pitch, &bytes) ||
+    if (__builtin_mul_overflow(c->Depth - 1, height_of(c, end), &rows) ||
+        __builtin_add_overflow(rows, c->Height - 1, &rows) ||
+        __builtin_mul_overflow(rows, pitch_of(c, end), &bytes) ||
         __builtin_add_overflow(bytes, c->WidthInBytes, &bytes))
         return SIZE_MAX;
     return bytes;
@@ -20,47 +52,54 @@ static bool is_device(uint64_t start, uint64_t size, bool node) {
     return sim_range(start, size) || (node && sim_is_graph_memory(start, size));
 }
 
-static CUresult check_end(const CUDA_MEMCPY3D *c, bool node, uint32_t type, const void *host, uint64_t device,
-                          size_t first, size_t pitch, size_t height) {
-    if (pitch < c->WidthInBytes && (c->Height > 1 || c->Depth > 1))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (type == CU_MEMORYTYPE_HOST)
-        return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (type == CU_MEMORYTYPE_UNIFIED)
-        return device && (node || !sim_is_gone(device + first)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (type != CU_MEMORYTYPE_DEVICE)
-        return CUDA_ERROR_NOT_SUPPORTED; // arrays
-    return is_device(device + first, extent(c, pitch, height), node) ? CUDA_SUCCESS
-                                                                     : CUDA_ERROR_INVALID_VALUE;
+// Return whether an address that may be the host's isn't device memory that is too small or was freed.
+static bool is_any(uint64_t start, uint64_t size, bool node) {
+    const struct range *range = sim_range(start, 1);
+    if (range ? range->type == PINNED || range->type == REGISTERED : !(node && sim_is_graph_memory(start, 1)))
+        return node || !sim_is_gone(start);
+    return is_device(start, size, node);
 }
 
-static size_t first_of(size_t x, size_t y, size_t z, size_t pitch, size_t height) {
-    return (z * height + y) * pitch + x;
+static CUresult check_end(const CUDA_MEMCPY3D *c, bool node, const struct end *end) {
+    size_t width, height;
+    if (__builtin_add_overflow(end->x, c->WidthInBytes, &width) || width > pitch_of(c, end))
+        if (end->pitch || end->x)
+            return CUDA_ERROR_INVALID_VALUE;
+    if (end->height && (__builtin_add_overflow(end->y, c->Height, &height) || height > end->height))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t first = end->device + row_of(c, end, 0, 0), size = extent(c, end);
+    bool is_there = false;
+    switch (end->type) {
+    case CU_MEMORYTYPE_HOST:
+        is_there = end->host;
+        break;
+    case CU_MEMORYTYPE_UNIFIED:
+        is_there = end->device && is_any(first, size, node);
+        break;
+    case CU_MEMORYTYPE_DEVICE:
+        is_there = is_device(first, size, node);
+        break;
+    case CU_MEMORYTYPE_ARRAY:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return is_there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult sim_check_copy(const CUDA_MEMCPY3D *c, bool node) {
     if (!c->WidthInBytes || !c->Height || !c->Depth)
         return CUDA_SUCCESS;
-    CUresult to = check_end(c, node, c->dstMemoryType, c->dstHost, c->dstDevice,
-                            first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, c->dstHeight),
-                            c->dstPitch, c->dstHeight);
-    return to ? to
-              : check_end(c, node, c->srcMemoryType, c->srcHost, c->srcDevice,
-                          first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, c->srcHeight), c->srcPitch,
-                          c->srcHeight);
+    const struct end from = source_of(c), to = destination_of(c);
+    CUresult status = check_end(c, node, &to);
+    return status ? status : check_end(c, node, &from);
 }
 
 void sim_run_copy(const CUDA_MEMCPY3D *c) {
+    const struct end source = source_of(c), destination = destination_of(c);
     char *to = c->dstMemoryType == CU_MEMORYTYPE_HOST ? c->dstHost : (char *)c->dstDevice;
     const char *from = c->srcMemoryType == CU_MEMORYTYPE_HOST ? c->srcHost : (const char *)c->srcDevice;
-    size_t to_height = c->dstHeight ? c->dstHeight : c->Height,
-           from_height = c->srcHeight ? c->srcHeight : c->Height;
-    to += first_of(c->dstXInBytes, c->dstY, c->dstZ, c->dstPitch, to_height);
-    from += first_of(c->srcXInBytes, c->srcY, c->srcZ, c->srcPitch, from_height);
     for (size_t z = 0; z < c->Depth && c->WidthInBytes; z++)
         for (size_t y = 0; y < c->Height; y++)
-            memmove(to + (z * to_height + y) * c->dstPitch, from + (z * from_height + y) * c->srcPitch,
-                    c->WidthInBytes);
+            memmove(to + row_of(c, &destination, z, y), from + row_of(c, &source, z, y), c->WidthInBytes);
 }
 
 // Where the source or destination of a copy is.

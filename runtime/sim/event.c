@@ -75,6 +75,8 @@ API cuEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags) {
         return CUDA_ERROR_INVALID_HANDLE; // one of them belongs to another context
     if (flags & ~1u)
         return CUDA_ERROR_INVALID_VALUE;
+    if (flags && !stream->capture)
+        return CUDA_ERROR_ILLEGAL_STATE; // for a node of a graph, which there isn't
     if (stream->capture && !(flags & 1))
         return sim_capture_event(stream, event);
     struct operation operation = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = sim_refer(event)};

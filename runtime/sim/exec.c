@@ -92,11 +92,25 @@ static bool is_allowed(const struct graph *graph, bool body) {
     return true;
 }
 
+// Return whether a device may launch a graph: it has work, all of it by the device.
+static bool is_for_device(const struct graph *graph) {
+    enum {
+        ALLOWED = 1 << CU_GRAPH_NODE_TYPE_KERNEL | 1 << CU_GRAPH_NODE_TYPE_MEMCPY |
+        1 << CU_GRAPH_NODE_TYPE_MEMSET | 1 << CU_GRAPH_NODE_TYPE_GRAPH
+    };
+    for (size_t i = 0; i < graph->count; i++) {
+        const struct node *node = graph->nodes[i];
+        if (!(ALLOWED >> node->operation->type & 1) || (node->inners && !is_for_device(node->inner[0])))
+            return false;
+    }
+    return true;
+}
+
 static CUresult instantiate(void **exec, void *graph, uint64_t flags, void **error) {
     IN_CONTEXT;
     enum { UPLOAD = 2, DEVICE_LAUNCH = 4, ALL = 15 };
     if (!exec || !find_graph(graph) || flags & ~(uint64_t)ALL || !is_allowed(graph, false) ||
-        (flags & DEVICE_LAUNCH && sim_has_memory(graph)))
+        (flags & DEVICE_LAUNCH && !is_for_device(graph)))
         return CUDA_ERROR_INVALID_VALUE;
     if (is_there(((struct graph *)graph)->exec) && (sim_has_memory(graph) || sim_has_conditions(graph)))
         return CUDA_ERROR_NOT_SUPPORTED; // its memory and conditions can only belong to one executable graph
@@ -359,7 +373,9 @@ static CUresult prepare(struct context *context, struct exec *exec, void *handle
     *stream = sim_stream(context, handle);
     if (*stream && (*stream)->capture)
         return sim_refuse_capture(*stream);
-    return is_kind(exec, EXEC) && *stream ? list_operations(exec, list) : CUDA_ERROR_INVALID_HANDLE;
+    return !is_kind(exec, EXEC) ? CUDA_ERROR_INVALID_VALUE
+           : *stream            ? list_operations(exec, list)
+                                : CUDA_ERROR_INVALID_HANDLE;
 }
 
 API cuGraphLaunch(void *exec, void *handle) {

@@ -4,12 +4,13 @@
 
 #include "sim.h"
 
+// Find a function or a kernel. A kernel isn't a function: an H200 launches it, but refuses it here.
 static struct function *find(void *handle, enum kind kind) {
     if (sim_strict && handle && !is_kind(handle, FUNCTION) && !is_kind(handle, KERNEL)) {
         sim_say("the program uses a function that was unloaded: a real driver may crash here");
         abort();
     }
-    return is_kind(handle, kind) || (kind == FUNCTION && is_kind(handle, KERNEL)) ? handle : NULL;
+    return is_kind(handle, kind) ? handle : NULL;
 }
 
 static CUresult get_name(const char **name, const struct function *function) {
@@ -55,15 +56,18 @@ static CUresult get_attribute(int *value, int attribute, const struct function *
 }
 
 static CUresult set_attribute(struct function *function, int attribute, int value) {
+    enum { MOST_CLUSTER_POLICY = 2 };
     if (!function)
         return CUDA_ERROR_INVALID_HANDLE;
     bool may =
         attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             ? value >= 0 && value <= sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN) -
                                          sim_function_attribute(function, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
-        : attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            ? value >= -1 && value <= 100
-            : attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH && attribute < CU_FUNC_ATTRIBUTE_MAX;
+        : attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT ? value >= -1 && value <= 100
+        : attribute == CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
+            ? value >= 0 && value <= MOST_CLUSTER_POLICY
+            : value >= 0 && attribute >= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH &&
+                  attribute < CU_FUNC_ATTRIBUTE_MAX;
     if (!may)
         return CUDA_ERROR_INVALID_VALUE;
     function->attributes[attribute] = value;

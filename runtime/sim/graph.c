@@ -138,11 +138,22 @@ API cuGraphCreate(void **graph, unsigned flags) {
     return (*graph = sim_new(GRAPH, NULL)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+// Return whether a graph, or one inside it, gets nodes from an active capture.
+static bool is_captured(const struct graph *graph) {
+    bool found = graph->captures;
+    for (size_t i = 0; i < graph->count; i++)
+        for (size_t j = 0; j < graph->nodes[i]->inners; j++)
+            found |= is_captured(graph->nodes[i]->inner[j]);
+    return found;
+}
+
 API cuGraphDestroy(void *graph) {
     LOCKED;
     if (!find_graph(graph) ||
         ((struct object *)graph)->owner) // a graph inside a node is deleted with the node
         return CUDA_ERROR_INVALID_VALUE;
+    if (is_captured(graph))
+        return CUDA_ERROR_ILLEGAL_STATE;
     sim_delete(graph);
     return CUDA_SUCCESS;
 }
@@ -191,6 +202,11 @@ API cuGraphDestroyNode(void *node) {
         return CUDA_ERROR_INVALID_VALUE;
     if (sim_has_memory(graph_of(node)))
         return CUDA_ERROR_NOT_SUPPORTED;
+    bool inner = false;
+    for (size_t i = 0; i < ((struct node *)node)->inners; i++)
+        inner |= is_captured(((struct node *)node)->inner[i]);
+    if (inner || graph_of(node)->captures)
+        return CUDA_ERROR_ILLEGAL_STATE;
     sim_remove_node(node);
     return CUDA_SUCCESS;
 }

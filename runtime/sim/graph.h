@@ -11,6 +11,7 @@ struct graph {
     struct node **nodes;  // in the order they were made, sorted when the graph is instantiated
     size_t count, room;
     struct reference exec; // the last executable graph made from it
+    unsigned captures;     // how many active captures add nodes to it
 };
 struct node {
     struct object object; // owns the graph of a child node or the graphs of a conditional node

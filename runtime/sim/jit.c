@@ -8,10 +8,13 @@
 
 #include "image.h"
 
-void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values) {
+CUresult sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values) {
+    enum { MOST = 63 }; // the manual's last option is 34; newer ones are accepted, but not any number
     *jit = (struct jit){0};
     *sim_said = '\0';
-    for (unsigned i = 0; options && values && i < count; i++)
+    if (count && (!options || !values))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++)
         switch (options[i]) {
         case CU_JIT_ERROR_LOG_BUFFER:
             jit->errors.text = values[i];
@@ -28,8 +31,10 @@ void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **va
             jit->information.room = (uintptr_t)values[i];
             break;
         default:
-            break;
+            if (options[i] < 0 || options[i] > MOST)
+                return CUDA_ERROR_INVALID_VALUE;
         }
+    return CUDA_SUCCESS;
 }
 
 static void write_log(const struct jit_log *log, const char *text) {
@@ -69,12 +74,13 @@ AT_END(LINK, end_link)
 
 API cuLinkCreate_v2(unsigned count, int *options, void **values, void **state) {
     IN_CONTEXT;
-    if (!state || (count && (!options || !values)))
+    struct jit jit;
+    if (!state || sim_read_jit(&jit, count, options, values))
         return CUDA_ERROR_INVALID_VALUE;
     struct link *made = sim_new(LINK, context);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_read_jit(&made->jit, count, options, values);
+    made->jit = jit;
     *state = made;
     return sim_log_jit(&made->jit, CUDA_SUCCESS);
 }

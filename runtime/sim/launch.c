@@ -48,21 +48,28 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
     const char *buffer = NULL;
     size_t size = 0;
     operation->kernel.packed = extra != NULL;
+    bool wrong = false;
     for (; extra && extra[0]; extra += 2) {
         if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_POINTER_HANDLE)
             buffer = extra[1];
         else if (extra[0] == (void *)CU_LAUNCH_PARAM_BUFFER_SIZE_HANDLE)
             size = *(const size_t *)extra[1];
+        else
+            wrong = true;
     }
-    if (!entry || !entry->count)
-        return CUDA_SUCCESS;
-    if (!values && !buffer)
-        return sim_runs ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (sim_runs && (wrong || (size && !buffer)))
+        return CUDA_ERROR_INVALID_VALUE;
     size_t end = 0;
-    for (size_t i = 0; i < entry->count; i++) {
+    for (size_t i = 0; entry && i < entry->count; i++) {
         size_t stop = entry->parameters[i].offset + entry->parameters[i].size;
         end = stop > end ? stop : end;
     }
+    if (sim_runs && size > end)
+        return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES; // what an H200 answers
+    if (!end)
+        return CUDA_SUCCESS;
+    if (!values && !buffer)
+        return sim_runs ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     if (!values && end > size && sim_runs)
         return CUDA_ERROR_INVALID_VALUE;
     void **copies = calloc(1, entry->count * sizeof(*copies) + end);
@@ -81,11 +88,37 @@ static CUresult keep_arguments(struct operation *operation, const struct entry *
     return CUDA_SUCCESS;
 }
 
+// Read cluster dimensions. If kernels run, clusters of more than one block are rejected.
+bool sim_is_cluster(const void *value, bool *cluster) {
+    uint32_t dimensions[3];
+    memcpy(dimensions, value, sizeof(dimensions));
+    uint64_t blocks = (uint64_t)dimensions[0] * dimensions[1] * dimensions[2];
+    if (!blocks && (dimensions[0] || dimensions[1] || dimensions[2]))
+        return false;
+    if (blocks > 1 && sim_runs) {
+        sim_say("cluster of %llu blocks: only clusters of one block are simulated, see gpt-sim(7)",
+                (unsigned long long)blocks);
+        return false;
+    }
+    *cluster = blocks;
+    return true;
+}
+
+// Check the cluster dimensions that the program set as attributes of the function.
+static CUresult check_cluster(const struct function *function) {
+    uint32_t dimensions[3];
+    bool cluster;
+    for (int i = 0; i < 3; i++)
+        dimensions[i] =
+            (uint32_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH + i);
+    return sim_is_cluster(dimensions, &cluster) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CLUSTER_SIZE;
+}
+
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep) {
     struct function *function = params->func ? params->func : params->kern;
     if (!is_kind(function, FUNCTION) && !is_kind(function, KERNEL))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (params->kernelParams && params->extra)
+    if (params->kernelParams && params->extra && params->extra[0])
         return CUDA_ERROR_INVALID_VALUE; // NVIDIA's manual of cuLaunchKernel
     const uint32_t grid[3] = {params->gridDimX, params->gridDimY, params->gridDimZ};
     const uint32_t block[3] = {params->blockDimX, params->blockDimY, params->blockDimZ};
@@ -97,8 +130,10 @@ CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PAR
                                                .grid = {grid[0], grid[1], grid[2]},
                                                .block = {block[0], block[1], block[2]},
                                                .shared = params->sharedMemBytes}};
-    return keep ? keep_arguments(operation, function->entry, params->kernelParams, params->extra)
-                : CUDA_SUCCESS;
+    status = check_cluster(function);
+    if (!status && keep)
+        status = keep_arguments(operation, function->entry, params->kernelParams, params->extra);
+    return status;
 }
 
 // Find the code of a function and the variables that it uses.
@@ -191,26 +226,24 @@ API cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned
         stream, true, false);
 }
 
-// Read cluster dimensions. If kernels run, clusters of more than one block are rejected.
-bool sim_is_cluster(const void *value, bool *cluster) {
-    uint32_t dimensions[3];
-    memcpy(dimensions, value, sizeof(dimensions));
-    uint64_t blocks = (uint64_t)dimensions[0] * dimensions[1] * dimensions[2];
-    if (!blocks && (dimensions[0] || dimensions[1] || dimensions[2]))
-        return false;
-    if (blocks > 1 && sim_runs) {
-        sim_say("cluster of %llu blocks: only clusters of one block are simulated, see gpt-sim(7)",
-                (unsigned long long)blocks);
-        return false;
-    }
-    *cluster = blocks;
-    return true;
-}
-
 // Check an attribute of a launch, with the same results as on an H200.
-static CUresult check_attribute(const CUlaunchAttribute *at) {
-    const int value = *(const int *)&at->value;
-    switch (at->id) {
+CUresult sim_check_attribute(int id, const void *at) {
+    enum { MOST_POLICY = 4, MOST_WINDOW = 128 << 20 };
+    const int value = *(const int *)at;
+    switch (id) {
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW: {
+        struct {
+            void *start;
+            size_t size;
+            float share;
+        } window;
+        memcpy(&window, at, sizeof(window));
+        return window.size > MOST_WINDOW || !(window.share >= 0 && window.share <= 1)
+                   ? CUDA_ERROR_INVALID_VALUE
+                   : CUDA_SUCCESS;
+    }
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+        return value < 0 || value > MOST_POLICY ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
         return value < 0 || value > 2 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
@@ -220,12 +253,12 @@ static CUresult check_attribute(const CUlaunchAttribute *at) {
     case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
     case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: {
         void *event;
-        memcpy(&event, &at->value, sizeof(event));
+        memcpy(&event, at, sizeof(event));
         return is_kind(event, EVENT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     }
     }
-    return at->id > CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING ? CUDA_ERROR_INVALID_VALUE
-                                                                       : CUDA_SUCCESS;
+    return id < 0 || id > CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING ? CUDA_ERROR_INVALID_VALUE
+                                                                             : CUDA_SUCCESS;
 }
 
 API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, void **extra) {
@@ -234,7 +267,7 @@ API cuLaunchKernelEx(const CUlaunchConfig *c, void *function, void **params, voi
     bool cooperative = false, cluster = false;
     for (uint32_t i = 0; i < c->numAttrs; i++) {
         const CUlaunchAttribute *at = &c->attrs[i];
-        CUresult status = check_attribute(at);
+        CUresult status = sim_check_attribute((int)at->id, &at->value);
         if (status)
             return status;
         cooperative |= at->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && at->value.cooperative;

@@ -1,6 +1,8 @@
 // Device memory and pinned memory. Device memory is host memory (range.c).
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -81,7 +83,15 @@ static CUresult begin_free(CUdeviceptr memory) {
     return CUDA_SUCCESS;
 }
 
+static bool lacks_context(void) {
+    LOCKED;
+    struct context *context;
+    return sim_enter(&context) == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 API cuMemFree_v2(CUdeviceptr memory) {
+    if (!memory && lacks_context())
+        return CUDA_SUCCESS;
     IN_CONTEXT_UNCAPTURED;
     CUresult status = memory ? begin_free(memory) : CUDA_SUCCESS;
     if (!status)
@@ -111,12 +121,17 @@ enum { DEVICE_MAPPED = 2 }; // a flag of pinned memory: all of it is mapped
 
 // The flags that programs may pass.
 enum {
-    MEMHOSTALLOC_ALL = 7,     // portable, mapped to the device, write-combined
+    MEMHOSTALLOC_ALL = 7, // portable, mapped to the device, write-combined
+    READ_ONLY = 8,
     MEMHOSTREGISTER_ALL = 11, // the same and read-only, but not I/O memory, since no other device has any
 };
 
 API cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
+    if (memory && !size && !(flags & ~MEMHOSTALLOC_ALL)) {
+        *memory = NULL;
+        return CUDA_SUCCESS;
+    }
     CUresult status = flags & ~MEMHOSTALLOC_ALL ? CUDA_ERROR_INVALID_VALUE
                                                 : allocate((uint64_t *)memory, size, context, PINNED);
     if (!status)
@@ -144,15 +159,31 @@ static bool is_mapped(uint64_t start, uint64_t size) {
     return true;
 }
 
+// Return whether the program may not write some of these bytes. If /proc isn't mounted, assume that it may.
+static bool is_read_only(uint64_t start, uint64_t size) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned long long first, end;
+    char line[512], may_write;
+    bool found = false, at_start = true;
+    while (maps && !found && fgets(line, sizeof(line), maps)) {
+        if (at_start && sscanf(line, "%llx-%llx %*c%c", &first, &end, &may_write) == 3)
+            found = first < start + size && start < end && may_write != 'w';
+        at_start = strchr(line, '\n');
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
 API cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     IN_CONTEXT_UNCAPTURED;
     uint64_t start = (uint64_t)memory;
     if (!memory || !size || size > SIZE_MAX - start || flags & ~MEMHOSTREGISTER_ALL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!is_mapped(start, size))
+    if (!is_mapped(start, size) || (!(flags & READ_ONLY) && is_read_only(start, size)))
         return CUDA_ERROR_INVALID_VALUE;
     const struct range *there = sim_range(start, 1);
-    if (there && there->type != PINNED && there->type != REGISTERED)
+    if (there && there->type != REGISTERED)
         return CUDA_ERROR_INVALID_VALUE;
     if (sim_overlaps(start, size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;

@@ -108,6 +108,8 @@ static CUresult find_variable(CUdeviceptr *memory, size_t *size, struct library 
         i++;
     if (i == code->variable_count)
         return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    if (!memory && !size)
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult status = sim_place_variables(&module->variables, code, module);
     if (status)
         return status;
@@ -171,8 +173,8 @@ API cuModuleLoadData(void **module, const void *image) { return load_data(module
 
 API cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     struct jit jit;
-    sim_read_jit(&jit, count, options, values);
-    return sim_log_jit(&jit, load_data(module, image));
+    CUresult status = sim_read_jit(&jit, count, options, values);
+    return status ? status : sim_log_jit(&jit, load_data(module, image));
 }
 
 API cuModuleLoadFatBinary(void **module, const void *image) { return load_module(module, image, NULL); }
@@ -183,8 +185,10 @@ API cuModuleLoad(void **module, const char *path) {
 
 static CUresult unload_module(void *module) {
     IN_CONTEXT_UNCAPTURED;
-    if (!is_kind(module, MODULE) || ((struct library *)module)->from)
+    if (!is_kind(module, MODULE))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (((struct library *)module)->from)
+        return CUDA_ERROR_NOT_PERMITTED; // it's unloaded with its library
     struct reference is = sim_refer(module);
     sim_drain(context, false); // its code may be running
     if (is_there(is))
@@ -243,16 +247,17 @@ API cuLibraryLoadData(void **library, const void *image, int *jit_options, void 
                       unsigned jit_count, int *options, void **values, unsigned count) {
     (void)options, (void)values, (void)count;
     struct jit jit;
-    sim_read_jit(&jit, jit_count, jit_options, jit_values);
-    return sim_log_jit(&jit, load_library(library, image, NULL));
+    CUresult status = sim_read_jit(&jit, jit_count, jit_options, jit_values);
+    return status ? status : sim_log_jit(&jit, load_library(library, image, NULL));
 }
 
 API cuLibraryLoadFromFile(void **library, const char *path, int *jit_options, void **jit_values,
                           unsigned jit_count, int *options, void **values, unsigned count) {
     (void)options, (void)values, (void)count;
     struct jit jit;
-    sim_read_jit(&jit, jit_count, jit_options, jit_values);
-    return sim_log_jit(&jit, path ? load_library(library, NULL, path) : CUDA_ERROR_INVALID_VALUE);
+    CUresult status = sim_read_jit(&jit, jit_count, jit_options, jit_values);
+    return status ? status
+                  : sim_log_jit(&jit, path ? load_library(library, NULL, path) : CUDA_ERROR_INVALID_VALUE);
 }
 
 static CUresult unload_library(void *handle) {

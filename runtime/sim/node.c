@@ -138,7 +138,7 @@ API cuGraphAddNode_v2(void **node, void *graph, void *const *before, const CUgra
                       size_t count, CUgraphNodeParams *params) {
     LOCKED;
     (void)edges;
-    if (!params)
+    if (!params || params->reserved0[0] || params->reserved0[1] || params->reserved0[2] || params->reserved2)
         return CUDA_ERROR_INVALID_VALUE;
     if (params->type == CU_GRAPH_NODE_TYPE_GRAPH)
         return add_child(node, graph, before, count, params->graph.graph, params->graph.ownership);
@@ -165,9 +165,10 @@ API cuGraphAddNode(void **node, void *graph, void *const *before, size_t count, 
 API cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, void *context, unsigned value,
                                    unsigned flags) {
     LOCKED;
-    (void)context;
     if (!handle || !find_graph(graph) || flags & ~1u)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!is_kind(context, CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
     struct condition *made = sim_new(CONDITION, graph);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -17,8 +17,7 @@ static uint64_t shared_of(const struct function *function, size_t dynamic) {
 uint64_t sim_resident_blocks(const struct function *function, uint64_t threads, size_t dynamic) {
     enum { WARP = 32, REGISTER_UNIT = 256, PARTITIONS = 4 };
     uint64_t warps = round_up(threads, WARP) / WARP, most;
-    if (!threads ||
-        threads > (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) ||
+    if (!threads || threads > (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK) ||
         dynamic > (uint64_t)sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES))
         return 0;
     uint64_t blocks = (uint64_t)sim_attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
@@ -59,15 +58,20 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, void *funct
     return cuOccupancyMaxActiveBlocksPerMultiprocessor(count, function, threads, dynamic);
 }
 
+static int find_most_threads(void *function) {
+    LOCKED;
+    return find(function) ? sim_function_attribute(function, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) : 0;
+}
+
 // Return the block size with which most threads are resident. Block sizes are multiples of a warp; if several
 // are equally good, return the largest.
 API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t (*dynamic_of)(int),
                                      size_t dynamic, int limit) {
-    if (!grid || !block || !handle)
+    if (!grid || !block || !handle || limit < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    int most, best = 0, blocks = 0, count, warp = sim_attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE);
-    CUresult cuFuncGetAttribute(int *value, int attribute, void *function);
-    CUresult status = cuFuncGetAttribute(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle);
+    int most = find_most_threads(handle), best = 0, blocks = 0, count,
+        warp = sim_attribute(CU_DEVICE_ATTRIBUTE_WARP_SIZE);
+    CUresult status = most ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (status)
         return status;
     most = limit > 0 && limit < most ? limit : most;
@@ -110,17 +114,22 @@ API cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *function, int bl
 
 // Clusters of more than one block aren't supported.
 
+static bool has_blocks(const CUlaunchConfig *config) {
+    return config->gridDimX && config->gridDimY && config->gridDimZ && config->blockDimX &&
+           config->blockDimY && config->blockDimZ;
+}
+
 API cuOccupancyMaxPotentialClusterSize(int *size, void *function, const CUlaunchConfig *config) {
     LOCKED;
     if (!size || !config || !find(function))
         return CUDA_ERROR_INVALID_VALUE;
     *size = 1;
-    return CUDA_SUCCESS;
+    return has_blocks(config) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 API cuOccupancyMaxActiveClusters(int *count, void *function, const CUlaunchConfig *config) {
     LOCKED;
-    if (!count || !config || !find(function))
+    if (!count || !config || !find(function) || !has_blocks(config))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t threads = (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ;
     *count = (int)sim_resident_blocks(function, threads, config->sharedMemBytes) *

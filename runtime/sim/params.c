@@ -10,7 +10,9 @@ CUresult sim_make_copy(struct operation *operation, const CUDA_MEMCPY3D *copy) {
     if (!copy)
         return CUDA_ERROR_INVALID_VALUE;
     *operation = (struct operation){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *copy};
-    return sim_check_copy(copy, true);
+    bool empty =
+        !copy->WidthInBytes || !copy->Height || !copy->Depth; // a call may copy nothing, a node may not
+    return empty ? CUDA_ERROR_INVALID_VALUE : sim_check_copy(copy, true);
 }
 
 CUresult sim_make_set(struct operation *operation, const CUDA_MEMSET_NODE_PARAMS_v2 *set) {
@@ -20,7 +22,7 @@ CUresult sim_make_set(struct operation *operation, const CUDA_MEMSET_NODE_PARAMS
     operation->type = CU_GRAPH_NODE_TYPE_MEMSET;
     memcpy(&operation->set, set,
            offsetof(CUDA_MEMSET_NODE_PARAMS_v2, ctx)); // some callers have only this part
-    return sim_check_set(set, true);
+    return set->height ? sim_check_set(set, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult sim_make_host(struct operation *operation, const CUDA_HOST_NODE_PARAMS *host) {
@@ -33,7 +35,7 @@ CUresult sim_make_host(struct operation *operation, const CUDA_HOST_NODE_PARAMS 
 
 CUresult sim_make_event(struct operation *operation, int type, void *event) {
     if (!is_kind(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
+        return event ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     *operation = (struct operation){.type = type, .event = sim_refer(event)};
     return CUDA_SUCCESS;
 }
@@ -64,7 +66,8 @@ CUresult sim_make_node(struct operation *operation, const CUgraphNodeParams *par
         *operation = (struct operation){.type = params->type};
         return CUDA_SUCCESS;
     }
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return params->type < 0 || params->type > CU_GRAPH_NODE_TYPE_CONDITIONAL ? CUDA_ERROR_INVALID_VALUE
+                                                                             : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 // Parameters of nodes
@@ -216,6 +219,9 @@ API cuGraphKernelNodeSetAttribute(void *node, int attribute, const void *value) 
     LOCKED;
     if (!get(node, CU_GRAPH_NODE_TYPE_KERNEL) || !value || attribute < 0)
         return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = sim_check_attribute(attribute, value);
+    if (status)
+        return status;
     struct operation *operation = ((struct node *)node)->operation;
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
         operation->kernel.cooperative = *(const int *)value;

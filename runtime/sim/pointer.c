@@ -27,7 +27,9 @@ static bool answer(void *value, int attribute, const struct range *range, CUdevi
         number = range ? address : 0, size = sizeof(CUdeviceptr);
         break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        number = host || managed ? address : 0, size = sizeof(void *);
+        if (range && !host && !managed)
+            return false;
+        number = range ? address : 0, size = sizeof(void *);
         break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         number = range ? range->serial : 0, size = sizeof(uint64_t);
@@ -81,6 +83,8 @@ API cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
 API cuPointerGetAttributes(unsigned count, const int *attributes, void **values, CUdeviceptr address) {
     LOCKED;
     const struct range *range = sim_range(address, 1);
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++)
         if (!attributes || !values || !values[i] || !answer(values[i], attributes[i], range, address))
             return CUDA_ERROR_INVALID_VALUE;
@@ -157,7 +161,7 @@ API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t size, CUmemLocation locati
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr memory);
 API cuStreamAttachMemAsync(void *stream, CUdeviceptr address, size_t size, unsigned flags) {
     enum { GLOBAL = 1, HOST = 2, SINGLE = 4 };
-    if (flags != GLOBAL && flags != HOST && flags != SINGLE)
+    if ((flags != GLOBAL && flags != HOST && flags != SINGLE) || (flags == SINGLE && !stream))
         return CUDA_ERROR_INVALID_VALUE;
     size_t all = 0;
     CUresult status = cuMemGetAddressRange_v2(NULL, &all, address);

@@ -101,7 +101,8 @@ API cuMemSetMemPool(const CUmemLocation *location, int type, void *pool) {
 API cuMemPoolCreate(void **pool, const CUmemPoolProps *props) {
     LOCKED;
     if (!pool || !props || props->allocType == CU_MEM_ALLOCATION_TYPE_INVALID ||
-        place_of(&props->location) < 0)
+        place_of(&props->location) < 0 ||
+        memcmp(props->reserved, (char[sizeof(props->reserved)]){0}, sizeof(props->reserved)))
         return CUDA_ERROR_INVALID_VALUE;
     if (props->handleTypes)
         return CUDA_ERROR_NOT_SUPPORTED; // handles for other processes

@@ -8,7 +8,7 @@
 enum { FOUND, SYMBOL_NOT_FOUND, VERSION_NOT_SUFFICIENT };
 
 API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    if (!name || !function)
+    if (!name || !function || flags & ~(uint64_t)3)
         return CUDA_ERROR_INVALID_VALUE;
     const struct sim_function *best = NULL;
     int found = SYMBOL_NOT_FOUND;

@@ -30,8 +30,10 @@ API cuCtxSetLimit(int limit, size_t value) {
     if (!status && ((limit == CU_LIMIT_STACK_SIZE && value > MOST_STACK) ||
                     (limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY && value > MOST_FETCH)))
         status = CUDA_ERROR_INVALID_VALUE;
+    static const uint64_t least[CU_LIMIT_MAX] = {[CU_LIMIT_PRINTF_FIFO_SIZE] = 512 << 10,
+                                                 [CU_LIMIT_MALLOC_HEAP_SIZE] = 4 << 20};
     if (!status)
-        context->limits[limit] = value;
+        context->limits[limit] = value > least[limit] ? value : least[limit];
     return status;
 }
 
@@ -73,26 +75,26 @@ API cuCtxResetPersistingL2Cache(void) {
     return CUDA_SUCCESS;
 }
 
-static CUresult set_of_function(void *function, int config, int most) {
+static CUresult set_of_function(void *function, enum kind kind, int config, int most) {
     LOCKED;
-    if (!is_kind(function, FUNCTION) && !is_kind(function, KERNEL))
+    if (!is_kind(function, kind))
         return CUDA_ERROR_INVALID_HANDLE;
     return config < 0 || config > most ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 API cuFuncSetCacheConfig(void *function, int config) {
-    return set_of_function(function, config, MOST_CACHE_CONFIG);
+    return set_of_function(function, FUNCTION, config, MOST_CACHE_CONFIG);
 }
 
 API cuFuncSetSharedMemConfig(void *function, int config) {
-    return set_of_function(function, config, MOST_BANKS);
+    return set_of_function(function, FUNCTION, config, MOST_BANKS);
 }
 
 API cuKernelSetCacheConfig(void *kernel, int config, CUdevice device) {
-    return device ? CUDA_ERROR_INVALID_DEVICE : set_of_function(kernel, config, MOST_CACHE_CONFIG);
+    return device ? CUDA_ERROR_INVALID_DEVICE : set_of_function(kernel, KERNEL, config, MOST_CACHE_CONFIG);
 }
 
-API cuFuncLoad(void *function) { return set_of_function(function, 0, 0); }
+API cuFuncLoad(void *function) { return set_of_function(function, FUNCTION, 0, 0); }
 
 API cuFuncIsLoaded(int *state, void *function) {
     CUresult status = state ? cuFuncLoad(function) : CUDA_ERROR_INVALID_VALUE;
@@ -118,9 +120,9 @@ API cuProfilerStop(void) {
 static const char bus_id[] = "0000:00:00.0";
 
 API cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
-    if (device || !id || size < 1)
+    if (device || !id || size < (int)sizeof(bus_id))
         return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
-    snprintf(id, (size_t)size, "%s", bus_id);
+    memcpy(id, bus_id, sizeof(bus_id));
     return CUDA_SUCCESS;
 }
 

@@ -147,7 +147,7 @@ struct jit { // the log buffers a program passes; the options must stay valid
         void **size; // receives the number of bytes written
     } errors, information;
 };
-void sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
+CUresult sim_read_jit(struct jit *jit, unsigned count, const int *options, void **values); // forgets sim_said
 CUresult sim_log_jit(const struct jit *jit,
                      CUresult status); // logs the last message if `status` is an error; returns `status`
 
@@ -390,6 +390,7 @@ struct operation {
         CUdeviceptr memory;
     };
 };
+CUresult sim_check_attribute(int id, const void *value);    // an attribute of a launch, a stream or a node
 bool sim_is_cluster(const void *dimensions, bool *cluster); // false: unsupported or invalid
 CUresult sim_make_launch(struct operation *operation, const CUDA_KERNEL_NODE_PARAMS *params, bool keep);
 

@@ -95,7 +95,8 @@ union operation_params { // CUstreamBatchMemOpParams
 
 API cuStreamBatchMemOp_v2(void *stream, unsigned count, const union operation_params *params,
                           unsigned flags) {
-    if (flags || (count && !params))
+    enum { MOST = 255 };
+    if (flags || (count && !params) || count > MOST)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status = CUDA_SUCCESS;
     for (unsigned i = 0; i < count && !status; i++) {
@@ -148,6 +149,8 @@ API cuStreamGetAttribute(void *handle, int attribute, void *value) {
 API cuStreamSetAttribute(void *handle, int attribute, const void *value) {
     struct stream *stream;
     CUresult status = find(&stream, handle, attribute, value);
+    if (!status && attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY)
+        status = sim_check_attribute(attribute, value);
     if (!status && attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY)
         stream->priority = *(const int *)value;
     return status;

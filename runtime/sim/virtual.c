@@ -188,9 +188,9 @@ API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *props, uint64_t 
 API cuMemMap(CUdeviceptr start, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     LOCKED;
     struct physical *memory = find_memory(handle);
-    if (!memory || !memory->held || flags || !is_size(size))
+    if (!memory || !memory->held || flags || !is_size(size) || start % GRANULARITY)
         return CUDA_ERROR_INVALID_VALUE;
-    if (offset || size > memory->size)
+    if (offset || size != memory->size)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!find(&reserved, start, size) || overlaps(start, size))
         return CUDA_ERROR_INVALID_VALUE;

@@ -17,11 +17,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (room == MAP_FAILED || mprotect(room + ROOM, 4096, PROT_NONE))
             abort();
     }
-    if (!size || size > ROOM - 1)
+    if (!size || size > ROOM)
         return 0;
-    uint8_t *start = room + ROOM - 1 - size; // and a NUL, which ends PTX
+    uint8_t *start = room + ROOM - size; // no NUL ends it: an image may be something else than PTX
     memcpy(start, data, size);
-    room[ROOM - 1] = 0;
     struct fatbin_wrapper wrapper;
     memcpy(&wrapper, start, size < sizeof(wrapper) ? size : sizeof(wrapper));
     if (size >= sizeof(wrapper) && wrapper.magic == FATBIN_WRAPPER_MAGIC)

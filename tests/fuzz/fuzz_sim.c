@@ -6,6 +6,7 @@
 #include "../../runtime/sim/image.c"
 #include "harness.h"
 
+pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 int sim_major = 9, sim_minor;
 bool sim_runs;
 const char *sim_twins;

@@ -57,6 +57,12 @@ static inline void begin(void) {
     OK(cuCtxSetCurrent(context));
 }
 
+static inline void *current_context(void) {
+    void *context;
+    OK(((int (*)(void **))dlsym(driver, "cuCtxGetCurrent"))(&context));
+    return context;
+}
+
 static inline void *kernel(const char *name) {
     void *module, *function;
     OK(cuModuleLoadData(&module, PTX));

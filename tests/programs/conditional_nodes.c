@@ -14,7 +14,7 @@ int main(void) {
     } cases[] = {{0, 1, 1}, {0, 1, 0}, {0, 2, 0}, {2, 3, 2}, {1, 1, 0}};
     for (long i = 0; i < 5; i++) {
         uint64_t handle;
-        OK(D(cuGraphConditionalHandleCreate)(&handle, graph, (void *)0, cases[i].value, 1));
+        OK(D(cuGraphConditionalHandleCreate)(&handle, graph, current_context(), cases[i].value, 1));
         CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
         params.conditional.handle = handle;
         params.conditional.type = cases[i].type, params.conditional.size = cases[i].size;
@@ -39,7 +39,7 @@ int main(void) {
     for (int i = 0; i < 4; i++) {
         CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
         OK(D(cuGraphCreate)(&graph, 0));
-        OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 1, 1));
+        OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), 1, 1));
         OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
         void *body = params.conditional.phGraph_out[0], *child;
         if (i == 0)

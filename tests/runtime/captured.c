@@ -171,7 +171,7 @@ static void conditional(void) { // the body runs as often as the device says: it
     kernel_node(graph, ONE), inside.count[ONE]++;
     CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
                                 .conditional = {.type = 0, .size = 1}};
-    OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 1, 1));
+    OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), 1, 1));
     OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
     kernel_node(params.conditional.phGraph_out[0], BODY);
     CUDA_MEMCPY3D copy = copy_of(80);

@@ -15,7 +15,7 @@ static void add(void *graph, void *function) {
 static void *condition(void *graph) { // its body is one graph
     CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.type = 1, .size = 1}};
     void *node;
-    OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, 0, 0));
+    OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), 0, 0));
     OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
     return params.conditional.phGraph_out[0];
 }

@@ -397,7 +397,7 @@ SCENARIOS = {
         for (int depth = 0; depth < 3; depth++) {
             CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL,
                 .conditional = {.size = depth == 1 ? 3 : 2, .type = depth == 1 ? 2 : 0}};
-            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, 1, 1));
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), 1, 1));
             OK(D(cuGraphAddNode_v2)(&node, body, NULL, NULL, (size_t)0, &params));
             add(body, node);
             void *idle = params.conditional.phGraph_out[depth == 1 ? 2 : 1];
@@ -418,7 +418,7 @@ SCENARIOS = {
         OK(D(cuGraphCreate)(&graph, 0));
         void *first = add(graph, NULL);
         CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
-        OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, 1, 1));
+        OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), 1, 1));
         OK(D(cuGraphAddNode_v2)(&node, graph, &first, NULL, (size_t)1, &params));
         add(params.conditional.phGraph_out[0], NULL);
         replay(instantiated(graph), 2), launched(4);
@@ -432,7 +432,7 @@ SCENARIOS = {
         CUDA_KERNEL_NODE_PARAMS params = params_of(values);
         OK(D(cuGraphCreate)(&graph, 0));
         CUgraphNodeParams body = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
-        OK(D(cuGraphConditionalHandleCreate)(&body.conditional.handle, graph, NULL, 1, 1));
+        OK(D(cuGraphConditionalHandleCreate)(&body.conditional.handle, graph, current_context(), 1, 1));
         OK(D(cuGraphAddNode_v2)(&node, graph, NULL, NULL, (size_t)0, &body));
         OK(D(cuModuleGetFunction)(&found, module, "other"));
         params.func = found;

@@ -306,7 +306,7 @@ SCENARIOS = {
         add(graph, NULL);
         for (int value = 1; value >= 0; value--) {
             CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL, .conditional = {.size = 1}};
-            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, NULL, value, 1));
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), value, 1));
             OK(D(cuGraphAddNode_v2)(&node, graph, NULL, NULL, (size_t)0, &params));
             add(params.conditional.phGraph_out[0], NULL);
         }

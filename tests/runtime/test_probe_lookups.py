@@ -339,3 +339,21 @@ def test_the_end_says_what_was_covered(tmp_path):
     text = " ".join(summary.stdout.split())
     assert f"{reason}: {advice}" in text
     assert re.search(f"2 launches ran with probes {time}, 3 without {time}", text), text
+
+
+def test_left_out_launches_add_no_time(tmp_path):
+    """Launches that -k leaves out aren't among those without probes, and neither is their time."""
+    source = CLIENT + (
+        "int main(int argc, char **argv) { setup(argv[1]); run();"
+        ' void *other; OK(cuModuleLoadData(&other, ".version 7.0\\n.target sm_70\\n.address_size 64\\n'
+        '.visible .entry other(){ret;}\\n")); OK(cuModuleGetFunction(&other, other, "other"));'
+        " OK(cuLaunchKernel(other, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL)); check(); return 0; }"
+    )
+    program = build(tmp_path, source)
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": str(tmp_path)}
+    line = [*hooked.command("run", quiet=False), "-o", tmp_path / "t.mp", "--device", "sim", "--gpu-time"]
+    line += ["-p", by_warp(), "-k", "scale", program, PTX]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=True)
+    time = r"\([\d.]+ ms on the GPU, 100.0 %\)"
+    covered = rf"gpt-hook: 1 launch with probes {time}, 0 without \(0.00 ms on the GPU, 0.0 %\)"
+    assert re.fullmatch(covered, done.stderr.splitlines()[1]), done.stderr

@@ -228,7 +228,7 @@ def test_libraries_have_a_module_in_each_context(play):
             OK(D(cuFuncGetModule)(&modules[i], functions[i]));
             OK(D(cuLibraryGetModule)(&found, library));
             assert(found == modules[i] && functions[i] != kernel && modules[i] != library);
-            IS(400, D(cuModuleUnload)(found)); // it is the library's
+            IS(800, D(cuModuleUnload)(found)); // it is the library's
             launch(functions[i]), launch(kernel);
             if (!i)
                 OK(D(cuCtxCreate_v2)(&context, 0, 0));

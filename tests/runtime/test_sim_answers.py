@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.runtime.hooked import PROGRAMS
 from tests.runtime.simulated import ask
 from tests.tiers import every
 
@@ -195,3 +196,7 @@ MORE = {
 def test_wrong_calls(area):
     code = f"{SETUP}\n{MORE.get(area, '')}\n{RUN}\nplay({AREAS[area]!r})"
     assert ask(code, GPT_SIM_RUN="none")[0] == []
+
+
+def test_calls_that_an_h200_refuses(play):
+    play(PROGRAMS / "wrong_calls.c", GPT_SIM_RUN="all")

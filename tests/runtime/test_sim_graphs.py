@@ -29,7 +29,7 @@ def test_endless_loop_is_refused(play):
             CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
             params.conditional.type = CU_GRAPH_COND_TYPE_WHILE, params.conditional.size = 1;
             OK(D(cuGraphCreate)(&graph, 0));
-            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, (void *)0, value, 1));
+            OK(D(cuGraphConditionalHandleCreate)(&params.conditional.handle, graph, current_context(), value, 1));
             OK(D(cuGraphAddNode_v2)(&node, graph, (void *)0, (void *)0, (size_t)0, &params));
             add_mark(params.conditional.phGraph_out[0], 7);
             OK(D(cuGraphInstantiateWithFlags)(&exec, graph, 0ull));

@@ -55,6 +55,19 @@ static uint64_t elf_size(const char *start, const Elf64_Ehdr *head) {
 }
 
 // The driver has just accepted the image, so it's valid, but its headers may claim more than is there.
+// Return the number of characters in a text, or in the part of it that can be read: cuLibraryLoadData accepts
+// any image without looking at it, so it may be no text and have no end.
+static uint64_t text_size(const char *text) {
+    enum { PAGE = 4096 };
+    for (uint64_t size = 0;;) {
+        size_t left = PAGE - ((uintptr_t)text + size) % PAGE;
+        const char *end = hook_is_readable(text + size, 1) ? memchr(text + size, 0, left) : text + size;
+        if (end)
+            return (uint64_t)(end - text);
+        size += left;
+    }
+}
+
 struct image hook_read_image(const void *start) {
     struct fatbin_wrapper wrapper;
     struct fatbin_region region;
@@ -65,7 +78,7 @@ struct image hook_read_image(const void *start) {
         return (struct image){"fatbin", start, region.header_size + region.size};
     if (hook_peek(start, &head, sizeof(head)) && !memcmp(head.e_ident, ELFMAG, SELFMAG))
         return (struct image){"cubin", start, elf_size(start, &head)};
-    return (struct image){"ptx", start, strlen(start)};
+    return (struct image){"ptx", start, text_size(start)};
 }
 
 // Return whether to digest an image that's in a file and can be found there again. The driver reads little of

@@ -85,6 +85,13 @@ static void share_times(void) {
     }
 }
 
+// Forget the times of kernels that -k or --filter left out, whose launches aren't counted either.
+static void forget_left_out(void) {
+    for (size_t i = 0; i < room; i++)
+        if (kernels[i].number && !kernels[i].launches)
+            times[0] -= kernels[i].time;
+}
+
 // The text and the advice that the user sees for each code.
 static const struct explanation {
     const char *code, *text, *advice;
@@ -172,6 +179,8 @@ uint64_t hook_count_reason(const struct reason *why) {
 void hook_say_coverage(uint64_t probed, uint64_t unprobed, uint64_t launches) {
     char line[2048], why[512], with[64], without[64], share[32] = "";
     share_times();
+    if (gpt_is_choosing())
+        forget_left_out();
     qsort(reasons, MOST_REASONS, sizeof(*reasons), by_time);
     int size =
         snprintf(line, sizeof(line), "gpt-hook: %lu launch%s with probes%s, %lu without%s", probed,
