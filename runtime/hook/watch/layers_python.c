@@ -74,7 +74,6 @@ static void end_backward(void) {
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
     if (!setting) {
-        HOOK_HOLD_SIGNALS; // once for both records, as it takes two system calls
         end_backward();
         if (name != python->none && gpt_hook_layer(python->text_of(name)))
             backward_module = name;
@@ -141,8 +140,7 @@ static bool add_hooks(object *node, object *name, bool overridden) {
 }
 
 // Assign the node that made a tensor to a module, unless the node belongs to one already.
-static bool tag_tensor(object *tensor, object *name) {
-    bool overridden = is_true(python->is_mode_enabled);
+static bool tag_tensor(object *tensor, object *name, bool overridden) {
     object *node = node_of(tensor, overridden), *number = NULL;
     if (node == python->none) {
         python->drop(node);
@@ -179,21 +177,26 @@ static int list_items(object *value, unsigned long flags, object *items[MOST_ITE
     return count;
 }
 
-static bool tag(object *value, object *name, int levels) {
-    if (!tagging)
-        return true;
+static bool tag_nested(object *value, object *name, bool overridden, int levels) {
     object *type = type_of(value), *items[MOST_ITEMS];
     if (type == python->tensor || python->is_subtype(type, python->tensor))
-        return tag_tensor(value, name);
+        return tag_tensor(value, name, overridden);
     unsigned long flags = python->flags_of(type);
     if (!(flags & (LIST | TUPLE | DICT)) || !levels)
         return true;
     bool good = true;
     int count = list_items(value, flags, items);
     for (int i = 0; i < count; i++) {
-        good = good && tag(items[i], name, levels - 1);
+        good = good && tag_nested(items[i], name, overridden, levels - 1);
         python->drop(items[i]);
     }
+    return good;
+}
+
+static bool tag(object *const *values, size_t count, object *name) {
+    bool good = true, overridden = tagging && count && is_true(python->is_mode_enabled);
+    for (size_t i = 0; tagging && good && i < count; i++)
+        good = tag_nested(values[i], name, overridden, MOST_DEPTH);
     return good;
 }
 
@@ -208,8 +211,8 @@ void gpt_hook_stop_tagging(void) { tagging = false; }
 
 static object *run_backward(object *original, object *arguments, object *keywords) {
     // a pass begins outside of modules, but a thread of the engine may still be in one of the pass before
-    if (hook_records_layers() && python->tuple_size(arguments) &&
-        !tag(python->tuple_item(arguments, 0), python->backward_pass, MOST_DEPTH))
+    object *outputs = python->tuple_size(arguments) ? python->tuple_item(arguments, 0) : NULL;
+    if (outputs && hook_records_layers() && !tag(&outputs, 1, python->backward_pass))
         return NULL;
     object *result = python->call_with(original, arguments, keywords);
     if (!setting)
@@ -241,11 +244,7 @@ static object *name_of(object *module) {
 }
 
 static bool tag_arguments(object *name, object *const *args, size_t count, object *keywords) {
-    count += keywords ? (size_t)python->tuple_size(keywords) : 0;
-    for (size_t i = 0; i < count; i++)
-        if (!tag(args[i], name, MOST_DEPTH))
-            return false;
-    return true;
+    return tag(args, count + (keywords ? (size_t)python->tuple_size(keywords) : 0), name);
 }
 
 static object *call_module(object *function, object *const *args, size_t flags, object *keywords) {
@@ -255,8 +254,8 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     object *name = name_of(args[0]);
     if (!name)
         return NULL;
-    if (is_true(python->is_grad_enabled) &&
-        !tag_arguments(backward_name(outer()), args + 1, count - 1, keywords))
+    bool graph = is_true(python->is_grad_enabled);
+    if (graph && !tag_arguments(backward_name(outer()), args + 1, count - 1, keywords))
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
@@ -267,7 +266,7 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     end_region();
     if (entered)
         gpt_hook_layer_end();
-    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
+    if (result && graph && !tag(&result, 1, backward_name(name))) {
         python->drop(result);
         return NULL;
     }
@@ -330,14 +329,14 @@ static object *call_named(object *function, object *const *args, size_t flags, o
         return set_up(kind, function, args, flags, keywords);
     if (kind || inside || setting || !hook_records_layers())
         return python->vectorcall(function, args, flags, keywords);
-    if (is_true(python->is_grad_enabled) &&
-        !tag_arguments(python->backward_pass, args, flags << 1 >> 1, keywords))
+    bool graph = is_true(python->is_grad_enabled);
+    if (graph && !tag_arguments(python->backward_pass, args, flags << 1 >> 1, keywords))
         return NULL;
     bool entered = gpt_hook_layer(python->text_of(name));
     object *result = python->vectorcall(function, args, flags, keywords);
     if (entered)
         gpt_hook_layer_end();
-    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
+    if (result && graph && !tag(&result, 1, backward_name(name))) {
         python->drop(result);
         return NULL;
     }
@@ -387,7 +386,6 @@ static object *enter_region(object *self, object *site) {
     (void)self;
     if (!setting) {
         object *name = site != python->none && hook_records_layers() ? name_of_site(site) : python->none;
-        HOOK_HOLD_SIGNALS; // once for both records
         end_region();
         if (!name)
             return NULL;

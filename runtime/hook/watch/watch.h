@@ -605,6 +605,7 @@ const char *hook_nvtx_read_handle(const char *handle);
 
 // Domains are handles, and `event` may be NULL. `pop` ends the range that the thread pushed last in the
 // domain. `push` and `pop` return the range's level.
+uint64_t hook_nvtx_new_id(void);
 void hook_nvtx_mark(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name);
 int hook_nvtx_push(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name);
 int hook_nvtx_pop(const char *domain);
