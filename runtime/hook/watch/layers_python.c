@@ -118,22 +118,20 @@ static object *node_of(object *tensor, bool overridden) {
 
 // Let a node record its module when it runs. register_prehook would be the obvious way, but it takes 15 times
 // as long, because it makes a dictionary and a handle for each node. _register_hook_dict, by which
-// Tensor.register_hook adds a tensor's hooks to the node that made it, accepts any tensor: so one tensor of
-// ours carries the hooks of each module in turn. No other thread can change it in between, as neither call
-// runs Python code.
-static bool add_hooks(object *node, object *name, bool overridden) {
-    object *hooks = python->dict_item(python->known_hooks, name), *done;
-    if (!hooks) {
-        if (!(hooks = python->call(python->find_hooks, name, NULL)))
-            return false;
-        python->drop(hooks); // nothing frees it
+// Tensor.register_hook adds a tensor's hooks to the node that made it, accepts any tensor: so a tensor of
+// ours for each module carries the hook of its nodes.
+static bool add_hook(object *node, object *name, bool overridden) {
+    object *carrier, *done;
+    if (overridden) { // the program's mode would see that we make a tensor
+        done = python->call(python->add_hook, node, name, NULL);
+    } else {
+        if (!(carrier = python->dict_item(python->carriers, name))) {
+            if (!(carrier = python->call(python->make_carrier, name, NULL)))
+                return false;
+            python->drop(carrier); // nothing frees it
+        }
+        done = python->call_method(node, python->register_hooks, carrier, NULL);
     }
-    if (overridden) // setting an attribute of a tensor would call the program's mode
-        done = python->call(python->add_hooks, node, hooks, NULL);
-    else if (python->set_attribute(python->carrier, python->backward_hooks, hooks))
-        return false;
-    else
-        done = python->call_method(node, python->register_hooks, python->carrier, NULL);
     if (done)
         python->drop(done);
     return done;
@@ -150,7 +148,7 @@ static bool tag_tensor(object *tensor, object *name, bool overridden) {
     long long at = good ? python->number_of(number) : -1;
     good = at >= 0; // a node that accumulates gradients has the largest number there is
     if (good && is_new((uint64_t)at))
-        good = add_hooks(node, name, overridden);
+        good = add_hook(node, name, overridden);
     if (number)
         python->drop(number);
     if (node)
@@ -406,7 +404,7 @@ int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python 
         return 0;
     saved = *given;
     vectorcall_at = place;
-    for (object **one = &saved.none; one <= &saved.carrier; one++)
+    for (object **one = &saved.none; one <= &saved.backward_pass; one++)
         saved.add_reference(*one);
     python = &saved;
     return set_vectorcall(function, call_module);
