@@ -1,4 +1,4 @@
-"""The cost of events is subtracted from the times of nodes, which then add up to a replay without events."""
+"""The cost of stamps is subtracted from the times of nodes, which then add up to a replay without stamps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_event_costs_are_subtracted_up_to_the_total(took, whole, excess):
 
 
 def recorded(*gpu: tuple[int, float], pause: int = 500) -> list:
-    """Return a trace whose first replay took 30 ms, with nodes of 1, 2, 3 and 6 ms, and replays without events."""
+    """Return a trace whose first replay took 30 ms, with nodes of 1, 2, 3 and 6 ms, and replays without stamps."""
     calls = [(2, 50), *((2, ms) for ms, _ in gpu)]
     took = times((2, 50, 2, 0, 30), *((2, ms, 2, 0, each) for ms, each in gpu))
     nodes = node_times(50, [1, 2, 3, 6], pause)
@@ -34,7 +34,7 @@ def recorded(*gpu: tuple[int, float], pause: int = 500) -> list:
 
 def nodes_of(flat: list) -> tuple[list, str]:
     found = ask("graphs", forge.trace(*APIS, *KERNELS, *flat))
-    return [(row["time"], row["events"]) for row in found.rows["nodes"]], " ".join(found.verdicts["nodes"])
+    return [(row["time"], row["stamps"]) for row in found.rows["nodes"]], " ".join(found.verdicts["nodes"])
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_nodes_add_up_to_a_replay_without_events(others, cost, left):
     assert found == [(round(one * MS), round(cost * MS)) for one in left]
     whole = human_time(sorted(others)[len(others) // 2] * MS)
     how = "so that the nodes add up to" if cost else "they don't add up to more than"
-    assert f"{how} {whole}, the median of replays without events" in said
+    assert f"{how} {whole}, the median of replays without stamps" in said
     assert f"such a replay took 30.0ms, another one {whole} (medians)" in said
 
 
 def test_without_matching_replay_a_pause_is_subtracted():
     found, said = nodes_of(recorded())
     assert found == [(ms * MS, 500) for ms in (1, 2, 3, 6)]
-    assert "less 500ns: the time between two events, as no replay without events has a GPU time" in said
+    assert "less 500ns: the time between two stamps, as no replay without stamps has a GPU time" in said
     split = ask("summary", forge.trace(*APIS, *KERNELS, *recorded()), args=("--by", "module"))
-    assert split.verdicts["by_module"][1].startswith("30.0ms of them are less exact: no replay without events")
+    assert split.verdicts["by_module"][1].startswith("30.0ms of them are less exact: no replay without stamps")
 
 
 def test_replays_are_split_without_the_events():

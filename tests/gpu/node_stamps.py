@@ -1,6 +1,8 @@
-"""Compare ways to time the nodes of a graph, with a captured decode step of a Llama: `python tests/gpu/node_stamps.py`.
+"""Compare ways to time the nodes of a graph, with a captured decode step of a Llama.
 
-Needs torch and a GPU. It doesn't use gpt-hook. Copies of the graph have something that notes the time between any two
+    python tests/gpu/node_stamps.py
+
+Run by tests/gpu/run.sh. Needs torch. It doesn't use gpt-hook. Copies of the graph have something that notes the time between any two
 nodes: an event, as under `--node-times`, or a kernel of one thread that stores %globaltimer, in the GPU's memory or in
 the host's. They're replayed in turns with the graph itself, and then CUPTI (PyTorch's profiler) measures eager steps
 and replays. A node's time is the time between the two notes, less the time between two notes without a node.
@@ -142,10 +144,13 @@ class Stamps(Copy):
         return found
 
 
-def middle(values: Any) -> Any:
-    """Return the mean of the middle half of each column: finer than the 32 ns by which the timer advances."""
-    ordered = np.sort(np.array(values, float), axis=0)
-    return ordered[len(ordered) // 4 : -(len(ordered) // 4) or None].mean(axis=0)
+def average(values: Any) -> Any:
+    """Return the mean of each column without outliers. A median would be as coarse as the timer, which advances in
+    steps of 32 to 256 ns.
+    """
+    times = np.array(values, float)
+    middle = np.median(times, axis=0)
+    return times.mean(axis=0, where=np.abs(times - middle) <= np.maximum(middle / 4, 2000))
 
 
 def profile(model: Any, given: Any, replay: Any) -> dict[str, Any]:
@@ -254,9 +259,9 @@ def main() -> None:
     replays = np.array([one for one in cupti["replays"] if len(one) == len(nodes)])
     each = len(cupti["eager"]) // EAGER
     steps = np.array([[row[2] for row in cupti["eager"][at : at + each]] for at in range(0, each * EAGER, each)])
-    kernels, eager = middle(replays[:, :, 1]), middle(steps)
+    kernels, eager = average(replays[:, :, 1]), average(steps)
     ends = replays.sum(axis=2)
-    with_gaps = np.append(kernels[:1], middle(np.diff(ends, axis=1)))
+    with_gaps = np.append(kernels[:1], average(np.diff(ends, axis=1)))
     print(len(nodes), "nodes;", len(layers), "named;", each, "kernels in an eager step")
     if len(layers) != len(nodes):
         layers = ["all"] * len(nodes)
@@ -265,7 +270,7 @@ def main() -> None:
     if each == len(nodes):
         rows.append(tell("CUPTI replays, eager", kernels, eager, layers))
     for name, found in times.items():
-        between = middle(found)
+        between = average(found)
         pauses = between[len(nodes) :]
         own = between[: len(nodes)] - pauses[2:].mean()
         print(name, "pause", round(pauses[2:].mean(), 1), "+-", round(pauses[2:].std(), 1), "spread in a node, ns:",
