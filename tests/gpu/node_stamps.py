@@ -2,9 +2,9 @@
 
     python tests/gpu/node_stamps.py
 
-Run by tests/gpu/run.sh. Needs torch. It doesn't use gpt-hook. Copies of the graph have something that notes the time between any two
-nodes: an event, as under `--node-times`, or a kernel of one thread that stores %globaltimer, in the GPU's memory or in
-the host's. They're replayed in turns with the graph itself, and then CUPTI (PyTorch's profiler) measures eager steps
+Run by tests/gpu/run.sh. Needs torch. It doesn't use gpt-hook. Copies of the graph have something that notes the time
+between any two nodes: an event, or a kernel of one thread that stores %globaltimer, in the GPU's memory or in the
+host's. They alternate with the graph itself, and then CUPTI (PyTorch's profiler) measures eager steps
 and replays. A node's time is the time between the two notes, less the time between two notes without a node.
 """
 

@@ -9,7 +9,7 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-enum { DEPTH = 64 }; // of modules that are recorded
+enum { DEPTH = 64 }; // modules below this level aren't recorded
 
 #define DOMAIN GPT_STR("gpt.layers")
 
