@@ -49,6 +49,10 @@ STT_SECTION = 3
 Entry = tuple[int, int, int, bytes]  # format, attribute, value, payload
 
 
+class FullError(CannotEdit):
+    """Raised if a kernel has as many parameters as it can have."""
+
+
 class Parameter(NamedTuple):
     """A parameter: its number, its offset from the first parameter, and its offset in constant bank 0."""
 
@@ -58,7 +62,7 @@ class Parameter(NamedTuple):
 
 
 def add_parameter(kernel: KernelEditor) -> Parameter:
-    """Add a parameter of 8 bytes. If it raises CannotEdit, nothing has been changed."""
+    """Add a parameter of 8 bytes. If it raises CannotEdit or FullError, nothing has been changed."""
     cubin = kernel.cubin
     number = cubin.numbers.get(b".nv.constant0." + kernel.name)
     if number is None or int(cubin.sections["info"][number]) != kernel.section:
@@ -72,11 +76,11 @@ def add_parameter(kernel: KernelEditor) -> Parameter:
         raise CannotEdit(f"{len(bank)} bytes of constant bank, but {used} of parameters at {first:#x}")
     offset = used + -used % SIZE
     if offset + SIZE > MAX_BYTES:
-        raise CannotEdit(f"{offset + SIZE} bytes of parameters")
+        raise FullError(f"{offset + SIZE} bytes of parameters, of {MAX_BYTES} at most")
     ordinals = [KPARAM.unpack(entry[3])[1] for entry in old if _is_parameter(entry)]
     new = Parameter(max(ordinals, default=-1) + 1, offset, first + offset)
     if new.ordinal > 0xFFFF:
-        raise CannotEdit(f"{new.ordinal} parameters")
+        raise FullError(f"{new.ordinal} parameters")
     bank_entry = BANK.pack(_symbol_of(kernel, number), first, offset + SIZE)
     is_last = int(arch_of(bytes(cubin.data[:EHDR_SIZE])).removeprefix("sm_")) >= BANK_LAST
     twin = cubin.numbers.get(b".nv.merc.nv.info." + kernel.name)

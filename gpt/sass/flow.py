@@ -15,7 +15,8 @@ instructions read their operands in order, so that barrier covers them all (docs
 instruction, the words don't show when the store has read its operands (`InFlight.queued`). Registers that no barrier
 ever covers are in flight until the kernel ends (`loose` and `late`): the operands of HGMMA, and results of loads
 without a barrier. Most kernels have one of these: they load the stack pointer and never use it. A later LDC may arrive
-earlier (docs/sass-rules.md).
+earlier (docs/sass-rules.md). But once the kernel reads such a result, it has arrived: ptxas has waited for a later one
+from the same unit, as it does for LDSM.
 
 The state is computed by iterating over the blocks of the graph until nothing changes. Each block is first summarized in
 a few masks, which are all that the iteration needs; then each block is walked once more, for its instructions. To find
@@ -36,7 +37,7 @@ from gpt.sass.code import MEMORY, Code
 from gpt.sass.graph import Block, Graph
 from gpt.sass.masks import STARTS, WIDTHS
 from gpt.sass.tables import Opcode
-from gpt.sass.words import BARRIERS
+from gpt.sass.words import BARRIERS, PT
 
 # Their results need no barriers, so the table may not say that their latency varies, but their operands do. For
 # HGMMA, WARPGROUP.DEPBAR announces them, which isn't followed. BAR may have its number in a register.
@@ -50,8 +51,6 @@ _QUEUED = _WIDTH * 2 * BARRIERS  # their positions in a packed state
 _QUEUE_PART, _LOOSE_PART, _LATE_PART = range(2 * BARRIERS, 2 * BARRIERS + 3)
 SHORTEST = 2  # cycles until a barrier shows that something is in flight
 QUEUE = {"LDG", "STG", "ATOMG", "LDS", "STS", "SHFL", "S2R"}  # in docs/sass-rules.md
-
-
 _NONE = (0,) * BARRIERS
 
 
@@ -98,8 +97,8 @@ class Flights:
     A block is only walked when one of its instructions is requested, because probes go to few blocks.
     """
 
-    def __init__(self, code: Code, graph: Graph, events: list[int], arriving: list[int]) -> None:
-        self._code, self._graph, self._events, self._arriving = code, graph, events, arriving
+    def __init__(self, code: Code, graph: Graph, events: list[int], reads: dict[int, int], arriving: list[int]) -> None:
+        self._code, self._graph, self._events, self._reads, self._arriving = code, graph, events, reads, arriving
         self._starts = [block.start for block in graph.blocks]
         self._walked: dict[int, list[InFlight]] = {}
 
@@ -121,6 +120,7 @@ class Flights:
         first, last = (bisect_left(self._events, index) for index in block)
         for index in self._events[first:last]:
             found += [flight] * (index + 1 - at)
+            parts[_LATE_PART] &= ~self._reads.get(index, 0)
             advance(parts, self._code, index)
             flight, at = as_flight(parts), index + 1
         return found + [flight] * (block.end - at)
@@ -128,9 +128,11 @@ class Flights:
 
 def in_flight_before(code: Code, graph: Graph) -> Flights:
     """Return what's in flight when each instruction may issue."""
-    events = _events(code)
+    events = code.find_busy({number for number, decoder in code.used.items() if is_late(decoder.entry)})
+    readers = _find_readers(code, events)
+    events = sorted({*events, *readers}) if readers else events
     places = np.searchsorted(events, [*(start for start, _ in graph.blocks), len(code)]).tolist()
-    passes = [_sum_up(code, events[first:last]) for first, last in pairwise(places)]
+    passes = [_sum_up(code, events[first:last], readers) for first, last in pairwise(places)]
     arriving = [-1] * len(graph.blocks)  # packed; -1 if unreachable
     arriving[0] = 0
     left, waiting = [0], [False] * len(arriving)
@@ -146,7 +148,7 @@ def in_flight_before(code: Code, graph: Graph) -> Flights:
                 if not waiting[follower]:
                     waiting[follower] = True
                     heappush(left, follower)
-    return Flights(code, graph, events, arriving)
+    return Flights(code, graph, events, readers, arriving)
 
 
 class _Pass(NamedTuple):
@@ -167,17 +169,20 @@ class _Pass(NamedTuple):
 _UNCHANGED = _Pass(-1, 0, ())
 
 
-def _sum_up(code: Code, events: list[int]) -> _Pass:
+def _sum_up(code: Code, events: list[int], readers: dict[int, int]) -> _Pass:
     """Return the effect of a block, in which these instructions can change what's in flight."""
     if not events:
         return _UNCHANGED
-    waited, waits = 0, code.controls.waits
+    waited, waits, arrived = 0, code.controls.waits, 0
     parts = list(NO_PARTS)
     parts[2 * BARRIERS] = _TOKEN
     for index in events:
+        if index in readers:
+            arrived |= readers[index]
+            parts[_LATE_PART] &= ~readers[index]
         advance(parts, code, index)
         waited |= waits[index]
-    keep = -1
+    keep = ~(arrived << _WIDTH * _LATE_PART)
     for barrier in MEMBERS[waited]:
         keep &= ~(_PART << _WIDTH * barrier | _PART << _WIDTH * (barrier + BARRIERS))
     if not parts[2 * BARRIERS] & _TOKEN:
@@ -190,9 +195,22 @@ def _sum_up(code: Code, events: list[int]) -> _Pass:
     return _Pass(keep, add, places)
 
 
-def _events(code: Code) -> list[int]:
-    """Return the instructions that can change what's in flight."""
-    return code.find_busy({number for number, decoder in code.used.items() if is_late(decoder.entry)})
+def _find_readers(code: Code, events: list[int]) -> dict[int, int]:
+    """Return the instructions that certainly read results which nothing announces, with these registers. Those that
+    read their operands late don't count: HGMMA adds to a result that is still being computed.
+    """
+    late, barriers = 0, code.controls.write_barriers
+    for index in events:
+        if barriers[index] >= BARRIERS and is_late(code.entry(index)):
+            late |= code.masks[index].writes
+    late &= _HELD
+    if not late:
+        return {}
+    return {
+        index: masks.reads & late
+        for index, masks in enumerate(code.masks)
+        if masks.reads & late and masks.exact and code.words[index] >> 12 & 15 == PT and not is_late(code.entry(index))
+    }
 
 
 def is_late(entry: Opcode) -> bool:

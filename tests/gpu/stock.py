@@ -1,8 +1,8 @@
 """Probe stock PyTorch as pip installs it: `python tests/gpu/stock.py [--programs NAME,...] [--once] [PROBE ...]`.
 
-Wheels have no PTX, so this runs `gpt-hook run -p`, whose default pipeline includes gpt-sass-probe. The ten programs of
-stock_programs.py run in one process: twice plain, then once for each probe with an empty cache and, without --once, a
-second time with cached kernels. Results on which both plain runs agree must be the same with probes.
+Wheels have no PTX, so this runs `gpt-hook run -p`, whose default pipeline includes gpt-sass-probe. The programs of
+stock_programs.py and stock_more.py run in one process: twice plain, then once for each probe with an empty cache and,
+without --once, a second time with cached kernels. Results on which both plain runs agree must be the same with probes.
 
 The first table shows the time of a step for each program, plain and with probes, and whether its results are the same.
 The second shows for each probe the share of probed launches, not counting NVIDIA's closed libraries, and the other

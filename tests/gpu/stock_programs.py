@@ -1,4 +1,4 @@
-"""Ten small programs for stock PyTorch: `python tests/gpu/stock_programs.py [NAME ...]`.
+"""Small programs for stock PyTorch, with the ones in stock_more.py: `python tests/gpu/stock_programs.py [NAME ...]`.
 
 Prints a line for each: its name, a digest of its results, and the seconds that its loop takes from the second run on.
 Sizes are small, because only the choice of kernels matters.
@@ -9,25 +9,15 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
+from stock_inputs import DEVICE, Program, draw, numbers
+from stock_more import MORE
 from torch import Tensor, nn
 
 F = nn.functional
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REPEAT = 3
-Program = Callable[[], Iterable[Tensor]]
-
-
-def draw(*shape: int) -> Tensor:
-    """Return random numbers that are the same in each run."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
-
-
-def numbers(most: int, *shape: int) -> Tensor:
-    """Return random integers that are the same in each run."""
-    return torch.randint(0, most, shape, generator=torch.Generator().manual_seed(most)).to(DEVICE)
 
 
 def make_mlp() -> Program:
@@ -244,9 +234,10 @@ def wait() -> None:
 def main() -> None:
     """Run the command."""
     torch.backends.cudnn.deterministic = True
-    for name in sys.argv[1:] or PROGRAMS:
+    programs = PROGRAMS | MORE
+    for name in sys.argv[1:] or programs:
         torch.manual_seed(0)
-        program = PROGRAMS[name]()
+        program = programs[name]()
         program()
         wait()
         begin = time.perf_counter()

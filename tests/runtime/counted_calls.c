@@ -2,13 +2,16 @@
 // makes on the program's first thread, and how often a slab is claimed, and prints the counts at the end.
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "hook/probe/driver_calls.h"
 #include "hook/probe/probe.h"
 
 static struct probe_calls found;
+static struct context_calls found_contexts;
 static struct {
+    unsigned get_context, push_context, pop_context;
 #define CALL(member, name, ...) unsigned member;
     PROBE_CALLS(CALL)
 #undef CALL
@@ -26,8 +29,22 @@ typedef CUresult general(word, word, word, word, word, word, word, word, word, w
 PROBE_CALLS(CALL)
 #undef CALL
 
+static CUresult get_context(uint64_t *context) {
+    counts.get_context += gettid() == getpid();
+    return found_contexts.get(context);
+}
+
+static CUresult push_context(uint64_t context) {
+    counts.push_context += gettid() == getpid();
+    return found_contexts.push(context);
+}
+
+static CUresult pop_context(uint64_t *context) {
+    counts.pop_context += gettid() == getpid();
+    return found_contexts.pop(context);
+}
+
 bool __real_hook_find_probe_calls(void);
-uint64_t __real_hook_current_context(void);
 
 bool __wrap_hook_find_probe_calls(void) {
     static bool begun;
@@ -36,15 +53,22 @@ bool __wrap_hook_find_probe_calls(void) {
         return good;
     begun = true;
     found = hook_do;
+    found_contexts = hook_context_calls;
+    hook_context_calls = (struct context_calls){get_context, push_context, pop_context};
 #define CALL(member, name, ...) hook_do.member = (__typeof__(hook_do.member))(uintptr_t)count_##member;
     PROBE_CALLS(CALL)
 #undef CALL
     return true;
 }
 
+uint64_t __real_hook_current_context(void);
+
+// It may remember the context, but must not be wrong.
 uint64_t __wrap_hook_current_context(void) {
-    counts.get_context += gettid() == getpid();
-    return __real_hook_current_context();
+    uint64_t context = __real_hook_current_context(), now = 0;
+    if (found_contexts.get && (found_contexts.get(&now) ? 0 : now) != context)
+        abort();
+    return context;
 }
 
 static _Atomic unsigned claims;
@@ -62,5 +86,7 @@ __attribute__((destructor)) static void print_counts(void) {
         printf("%s %u\n", name, counts.member);
     PROBE_CALLS(CALL)
 #undef CALL
+    printf("cuCtxGetCurrent %u\ncuCtxPushCurrent %u\ncuCtxPopCurrent %u\n", counts.get_context,
+           counts.push_context, counts.pop_context);
     printf("claims %u\n", claims);
 }

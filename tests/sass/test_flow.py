@@ -131,6 +131,24 @@ def test_results_without_a_barrier_stay_in_flight():
     assert general(found[4].unawaited) == {6, 20, 21, 30}
 
 
+def test_a_result_that_is_read_has_arrived():
+    code = program("LDG 1 4", "LDG 2 4, w0", "MOV 9 9, b0", "@0 MOV 8 1", "MOV 9 1", "MOV 9 9", "LDG 1 4", "EXIT")
+    late = [general(one.late) for one in in_flight_before(code, make_graph(code)) if one]
+    assert late == [set(), *[{1}] * 4, set(), set(), {1}]
+
+
+def test_a_result_that_is_read_late_may_not_have_arrived():
+    code = program("HGMMA 20 30", "HGMMA 20 20", "STG 4 20", "MOV 5 20", "MOV 6 6", "EXIT")
+    late = [general(one.late) for one in in_flight_before(code, make_graph(code)) if one]
+    assert late == [set(), *[{20, 21}] * 3, {21}, {21}]
+
+
+def test_a_result_that_is_read_on_one_path_may_arrive_on_another():
+    code = program("LDG 1 4", "@0 BRA next", "MOV 9 1", "BRA end", "next: MOV 8 8", "end: MOV 7 7", "EXIT")
+    late = [general(one.late) for one in in_flight_before(code, make_graph(code)) if one]
+    assert late == [set(), {1}, {1}, set(), {1}, {1}, {1}]
+
+
 @pytest.mark.parametrize("optimization", ["-O1", "-O3"])
 def test_the_number_of_a_block_barrier_is_read_late(optimization):
     """ptxas gives BAR a read barrier only if something overwrites the register with the number."""

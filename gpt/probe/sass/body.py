@@ -34,6 +34,9 @@ MOST = 48  # a function can have this many bytes of parameters in registers
 FIRST = 4  # the first register for parameters
 _INTEGER = re.compile(r"[+-]?(0x[0-9a-f]+|0b[01]+|[0-9]+)u?", re.ASCII | re.IGNORECASE)
 AT_EXIT = "// at an exit of the kernel"
+ADDS = "// adds constants: "
+ADDEND = 0x5EED0000  # stands for the first constant that a body adds, ADDEND + 1 for the second one, and so on
+_ADDITION = re.compile(rf"((?:@!?{GUARD} )?add\.[us](?:32|64) (%\w+), \2, )([1-9][0-9]{{0,8}});", re.ASCII)
 _COMPUTED = {  # values of a site that have to be computed
     ONCE: f""".reg .pred {ONCE};
 {{ .reg .b32 %mask, %below; activemask.b32 %mask; mov.u32 %below, %lanemask_lt;
@@ -64,12 +67,13 @@ class Member:
 @dataclass(frozen=True)
 class Body:
     """The text of a function without its name, and the values that it needs. `returns` says whether it returns those
-    that outlive it.
+    that outlive it. If it only adds constants to some, these are the `addends`, and the text doesn't depend on them.
     """
 
     text: str
     members: tuple[Member, ...]
     returns: bool = True
+    addends: tuple[int, ...] = ()
 
     @property
     def kept(self) -> list[Member]:
@@ -118,7 +122,12 @@ def lower(
     before, lines = lowering.run()
     if before:
         raise CannotProbe("overwrites what the probe reads after it")
-    text = "\n".join([*first, *_join_reductions([line for line, _ in lines], code, use.snippet)])
+    kept = sorted(shared - constants.keys())
+    body = [*first, *_join_reductions([line for line, _ in lines], code, use.snippet)]
+    addends = tuple[int, ...]()
+    if use.place.kind == "before":
+        body, addends = _take_addends(body, {own.names[name] for name in kept})
+    text = "\n".join(body)
     computed = [lines for name, lines in _COMPUTED.items() if _names(text, name)]
     text = "\n".join([*computed, text])
     for name, type_ in types.items():
@@ -128,7 +137,6 @@ def lower(
             take("site", name, name, type_)
     declared = [f".reg .{own.types[name]} {own.names[name]};" for name in sorted(used)]
     start = [_assign(own.types[name], own.names[name], constants[name]) for name in sorted(used & constants.keys())]
-    kept = sorted(shared - constants.keys())
     for name in kept:
         take("kept", f"{use.file}:{name}", own.names[name], own.types[name])
     placed = _place(list(members.values()))
@@ -138,7 +146,19 @@ def lower(
     text = _function(placed, returned, body)
     if use.place.kind in ("exit", "leave"):
         text = f"{AT_EXIT}\n{text}"
-    return Body(text, tuple(placed), not is_final), set(kept)
+    if addends:
+        text = f"{ADDS}{len(addends)}\n{text}"
+    return Body(text, tuple(placed), not is_final, addends), set(kept)
+
+
+def _take_addends(lines: list[str], registers: set[str]) -> tuple[list[str], tuple[int, ...]]:
+    """If these lines add a constant to each of these registers, and do nothing else, put ADDEND and so on in place of
+    the constants. Return the lines and the constants.
+    """
+    found = [one for line in lines if (one := _ADDITION.fullmatch(line))]
+    if not len(lines) == len(found) == len(registers) or {one[2] for one in found} != registers:
+        return lines, ()
+    return [f"{one[1]}{ADDEND + number};" for number, one in enumerate(found)], tuple(int(one[3]) for one in found)
 
 
 def _join_reductions(lines: list[str], code: Emitter, snippet: Snippet) -> list[str]:

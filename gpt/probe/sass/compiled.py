@@ -31,9 +31,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The words of a body, and the barriers to wait for after them. Two kinds of words have to be filled in for a
-    kernel: `sized` contain the size of the program's constants, and `parameters` load the addresses of maps. The first
-    register of each address is given with its word.
+    """The words of a body, and the barriers to wait for after them. Three kinds of words have to be filled in for a
+    kernel: `sized` contain the size of the program's constants, `parameters` load the addresses of maps, and `adding`
+    contain the constants that the body adds. The first register of each address is given with its word.
     """
 
     snippet: Snippet
@@ -41,17 +41,18 @@ class Compiled:
     wait: int = 0
     sized: tuple[int, ...] = ()
     parameters: tuple[tuple[int, int], ...] = ()
+    adding: tuple[int, ...] = ()
     _units: dict[tuple[int, ...], list[Unit]] = field(default_factory=dict, repr=False, compare=False)
     _groups: dict[str, list[tuple[int, ...]]] = field(default_factory=dict, repr=False, compare=False)
     _filled: dict[tuple[int, ...], Compiled] = field(default_factory=dict, repr=False, compare=False)
 
-    def fill_in(self, size: int, offsets: Mapping[int, int]) -> Compiled:
+    def fill_in(self, size: int, offsets: Mapping[int, int], addends: tuple[int, ...] = ()) -> Compiled:
         """Return the body for a kernel: with the size of the program's constants, which isspacep needs to distinguish
-        them from global memory, and with the offset of each parameter in the bank of constants.
+        them from global memory, with the offset of each parameter in the bank of constants, and with `addends`.
         """
-        if not self.sized and not self.parameters:
+        if not self.sized and not self.parameters and not self.adding:
             return self
-        key = size if self.sized else 0, *(offsets[at] for _, at in self.parameters)
+        key = size if self.sized else 0, *(offsets[at] for _, at in self.parameters), *addends
         found = self._filled.get(key)
         if found is None:
             words = list(self.snippet.words)
@@ -59,6 +60,8 @@ class Compiled:
                 words[index] = with_bits(words[index], 32, 32, size)
             for index, at in self.parameters:
                 words[index] = with_bits(words[index], *OFFSET, offsets[at] // 4)
+            for index, addend in zip(self.adding, addends, strict=True):
+                words[index] = with_bits(words[index], 32, 32, addend)
             snippet = replace(self.snippet, words=tuple(words))
             found = self._filled[key] = Compiled(snippet, self.table, self.wait)
         return found

@@ -121,8 +121,7 @@ class Draft:
 
     def end(self, to: int) -> None:
         """Add the branch back to the kernel."""
-        while any(is_ours and cycles > BRANCH_CYCLES for _, cycles, is_ours in self.pending):
-            self.pause()
+        self._stall(max((cycles - BRANCH_CYCLES for _, cycles, is_ours in self.pending if is_ours), default=0))
         self.words.append(make_branch(self.at, to, "split") | 5 << 105 | 7 << 110 | 7 << 113)
         self.wait(len(self.words) - 1, self.waits)
 
@@ -133,7 +132,7 @@ class Draft:
         if self.waits:
             self.wait(len(self.words) - 1, self.waits)
             self.waits = 0
-        self.pending = [(mask, left - LONG, ours) for mask, left, ours in self.pending if left > LONG]
+        self._pass(LONG)
 
     def wait(self, index: int, mask: int) -> None:
         """Make a word wait for these barriers."""
@@ -158,9 +157,24 @@ class Draft:
                 if pending & mask and (is_ours or not is_moved):
                     need = max(need, left - passed)
             passed += stall
+        self._stall(need)
+
+    def _stall(self, need: int) -> None:
+        """Let this many cycles pass: stall the last word longer if it belongs to a snippet, and add NOPs if that isn't
+        enough.
+        """
+        if need > 0 and self.words and isinstance(self.parts[-1], Inserted):
+            stall = self.words[-1] >> 105 & 15
+            longer = min(LONG, stall + need)
+            self.words[-1] = with_change(self.words[-1], stall=longer)
+            need -= longer - stall
+            self._pass(longer - stall)
         while need > 0:
             self.pause()
             need -= LONG
+
+    def _pass(self, cycles: int) -> None:
+        self.pending = [(mask, left - cycles, ours) for mask, left, ours in self.pending if left > cycles]
 
     def _age(self, done: list[Done], is_ours: bool) -> None:
         """Update the pending results after these words."""

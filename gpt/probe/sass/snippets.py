@@ -30,7 +30,7 @@ from gpt.formats.cubin_edit import table_of as read_table
 from gpt.formats.elf import SHT_RELA
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.sass import glue
-from gpt.probe.sass.body import AT_EXIT, FIRST
+from gpt.probe.sass.body import ADDEND, ADDS, AT_EXIT, FIRST
 from gpt.probe.sass.compiled import Compiled
 from gpt.probe.sass.draft import with_change
 from gpt.probe.sass.lowering import Lowerer
@@ -62,7 +62,7 @@ from gpt.sass.woven import Snippet
 if TYPE_CHECKING:
     from gpt.asm.find import Tool, Tools
 
-FORMAT = b"16"  # version of the cache's format
+FORMAT = b"17"  # version of the cache's format
 VERSION = 8, 0  # PTX version
 HEAD = ".version {}.{}\n.target {}\n.address_size 64\n"
 HINT = "probes whose code isn't part of the package need one; name it in GPT_PTXAS, or install it"
@@ -75,6 +75,7 @@ CONSTANTS_SIZE = b".nv.ptx.const0.size"  # a symbol for isspacep: the size of th
 _GIVEN = re.compile(r"ld\.param\.b(\d+) \S+ \[in\+(\d+)\];")
 _RETURNED = re.compile(r"\.b8 out\[(\d+)\]")
 _MAP = re.compile(r"ld\.param\.b64 %map_\d+, \[in\+(\d+)\];")
+_ADDS = re.compile(rf"{ADDS}(\d+)\n")
 _SEPARATE = re.compile(r"\n(?:@\S+ )?(?:redux|isspacep)\b")  # isspacep depends on the program's constants
 
 
@@ -126,16 +127,16 @@ class Compiler:
         if isinstance(found, str):
             return bytes(msgpack.packb(found))
         snippet = found.snippet
-        places = [list(found.sized), list(found.parameters)]
+        places = [list(found.sized), list(found.parameters), list(found.adding)]
         return bytes(msgpack.packb([dump_words(snippet.words), snippet.inputs.R, found.wait, *places]))
 
     def _load(self, data: bytes) -> Compiled | str:
         found = msgpack.unpackb(data)
         if isinstance(found, str):
             return found
-        words, inputs, wait, sized, parameters = found
+        words, inputs, wait, sized, parameters, adding = found
         snippet = Snippet(tuple(parse_words(words)), Registers(R=inputs))
-        return Compiled(snippet, self._table, wait, tuple(sized), tuple(map(tuple, parameters)))
+        return Compiled(snippet, self._table, wait, tuple(sized), tuple(map(tuple, parameters)), tuple(adding))
 
     def _run(self, texts: list[str]) -> list[Compiled | str]:
         from gpt.asm.find import Tools
@@ -181,18 +182,27 @@ class Compiler:
         given = sum((3 if size == "64" else 1) << FIRST + int(offset) // 4 for size, offset in _GIVEN.findall(text))
         returned = int(found[1]) // 4 if (found := _RETURNED.search(text)) else 0
         maps = [FIRST + int(offset) // 4 for offset in _MAP.findall(text)]
+        adds = int(found[1]) if (found := _ADDS.match(text)) else 0
         try:
-            return make_compiled(words, self._table, given, returned, maps, at_exit=AT_EXIT in text)
+            return make_compiled(words, self._table, given, returned, maps, adds, at_exit=AT_EXIT in text)
         except UnknownOpcodeError as error:
             return f"needs code that isn't understood: {error.fact}"
 
 
 def make_compiled(
-    words: list[int], table: Table, given: int, returned: int = 0, maps: Sequence[int] = (), *, at_exit: bool = False
+    words: list[int],
+    table: Table,
+    given: int,
+    returned: int = 0,
+    maps: Sequence[int] = (),
+    adds: int = 0,
+    *,
+    at_exit: bool = False,
 ) -> Compiled | str:
     """Return the words of a function as a snippet, or a message that says why they can't be one. The registers in
     `given` are arguments, and the first `returned` ones from R4 on are results. Those in `maps` are the lower halves
-    of addresses, which the snippet loads from the kernel's parameters.
+    of addresses, which the snippet loads from the kernel's parameters. The snippet adds ADDEND and the `adds - 1`
+    constants after it.
     """
     names = [table.opcode(word).name for word in words]
     if RET not in names:
@@ -212,12 +222,16 @@ def make_compiled(
     body = space(await_results(await_reads(body, table), table), table)
     wait |= find_unawaited(body, table) & ~control_of(words[-1]).wait  # a path may not use an address
     plain = [word & ~CONTROL for word in body]
+    constants = [bits(word, 32, 32) for word in body]
+    if any(constants.count(ADDEND + number) != 1 for number in range(adds)):
+        return "adds a constant in a way that isn't understood"
     return Compiled(
         Snippet(tuple(body), Registers(R=inputs & ~sum(3 << at for at in loaded))),
         table,
         control_of(words[-1]).wait | wait,
         tuple(index for index, word in enumerate(plain) if _is_size(word)),
         tuple((plain.index(word & ~CONTROL), at) for at, word in loaded.items()),
+        tuple(constants.index(ADDEND + number) for number in range(adds)),
     )
 
 

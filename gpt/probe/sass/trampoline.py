@@ -74,6 +74,7 @@ class Splicer:
         wait = ALL if one.name == "EXIT" else one.control.wait
         first = wait_for(flight, wait)
         stack = self.stack
+        _check_arrived(before, first.late & ~one.masks.reads)
         for piece in before:
             self._piece(draft, piece, index, first, kernel.live[index])
         is_guarded_exit = one.name == "EXIT" and is_conditional(one)
@@ -81,6 +82,7 @@ class Splicer:
         if after:
             behind = issue(first, kernel.code, index)
             needed = one.masks.reads | one.masks.writes  # registers that the snippets may need
+            _check_arrived(after, behind.late & ~(one.masks.reads & ~one.masks.writes))
             for piece in after:
                 self._piece(draft, piece, index + 1, behind, kernel.live[index + 1], needed)
         if one.name != "EXIT" and (one.name != "BRA" or is_conditional(one)):
@@ -277,6 +279,12 @@ class Splicer:
         for part in draft.parts:
             if isinstance(part, Inserted):
                 self.highest = max([self.highest, *part.names.get("R", {}).values()])
+
+
+def _check_arrived(pieces: list[Piece], late: int) -> None:
+    """Raise CannotProbe if a value is passed from a register that something may still write without announcing it."""
+    if any(_find_sources(piece) & late for piece in pieces):
+        raise CannotProbe("has an operand that may not have arrived, which the probe reads")
 
 
 def _find_sources(piece: Piece) -> int:

@@ -17,13 +17,29 @@ from gpt.probe.sass.draft import LONG, with_change
 from gpt.sass.code import Code
 from gpt.sass.flow import SHORTEST, in_flight_before
 from gpt.sass.graph import make_graph
+from gpt.sass.kernels import Kernel
 from gpt.sass.stalls import iter_safe
 from gpt.sass.tables import Table
 from gpt.sass.words import BARRIERS, NO_BARRIER, PT, control_of, dump_words, with_control
 
 _END = 0x94D | PT << 12 | 7 << 110 | 7 << 113 | PT << 87  # EXIT
 
+_STORES = {"STG", "ST", "REDG", "RED"}
 UNITS = dict.fromkeys(("BREV", "FLO", "POPC"), "XU")  # units shared by several instructions; the others have their own
+
+
+def announce_stores(kernel: Kernel) -> dict[int, int]:
+    """Return the words of a kernel's stores without a scoreboard, each with one added, by index."""
+    code = kernel.code
+    waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(BARRIERS)]
+    rarely = min(range(BARRIERS), key=lambda barrier: waits[barrier])
+    found = {}
+    for one in map(code.__getitem__, code.find(_STORES)):
+        control = one.control
+        if one.variable and control.read_barrier == control.write_barrier == NO_BARRIER:
+            stall = max(SHORTEST, control.stall)
+            found[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
+    return found
 
 
 def announce(words: list[int], table: Table) -> tuple[list[int], int]:

@@ -27,7 +27,7 @@ from gpt.formats.cubin import Data
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.cubin_layout import CannotEdit
 from gpt.formats.kernel_edit import KernelEditor
-from gpt.formats.kernel_params import Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
+from gpt.formats.kernel_params import FullError, Parameter, add_parameter, has_known_stack, list_parameters, raise_stack
 from gpt.formats.params import Param
 from gpt.probe.lower.fetch import CannotProbe
 from gpt.probe.model import ProbeFile
@@ -43,8 +43,10 @@ from gpt.probe.sass.registers import RESERVED, NothingToSpareError
 from gpt.probe.sass.shared import share_variables
 from gpt.probe.sass.snippets import VERSION, Compiler
 from gpt.probe.sass.stack import NO_FRAME, announce_stack_pointer, find_frame
+from gpt.probe.sass.sums import find_sums
 from gpt.probe.sass.trampoline import Splicer
 from gpt.probe.sass.values import jumps, written_by
+from gpt.probe.sass.waits import announce_stores
 from gpt.sass.arch import arch_of
 from gpt.sass.check import Version, check
 from gpt.sass.graph import UnboundedError
@@ -52,12 +54,11 @@ from gpt.sass.kernels import Kernel, read_facts, read_kernel
 from gpt.sass.masks import Registers
 from gpt.sass.stalls import describe_unscheduled
 from gpt.sass.tables import UnknownOpcodeError, table_of
-from gpt.sass.words import NO_BARRIER, SIZE, dump_words, with_control
+from gpt.sass.words import SIZE, dump_words
 from gpt.sass.woven import Declaration, Moved
 
 PREFIX = "gpt_"
 TARGET = 90
-STORES = {"STG", "ST", "REDG", "RED"}
 Uses = list[tuple[PlacedSnippet, Lowered]]
 ORDER = {"entry": 0, "before": 1, "leave": 2, "exit": 3, "after": 4}  # order of code at one instruction
 
@@ -97,6 +98,8 @@ def _weave(
         raise LeftAlone("unknown_opcode", error.fact, kernel) from None
     except UnboundedError as error:
         raise LeftAlone("unbounded", error.fact, kernel) from None
+    except FullError as error:
+        raise LeftAlone("too_large", error.fact, kernel) from None
     except CannotEdit as error:
         raise LeftAlone("image_unreadable", error.fact, kernel) from None
 
@@ -125,16 +128,7 @@ class _Weaver:
         """Add a scoreboard to each store without one, so that an exit can wait for the store. Return whether there were
         any.
         """
-        code = self.kernel.code
-        waits = [sum(wait >> barrier & 1 for wait in code.controls.waits) for barrier in range(6)]
-        rarely = min(range(6), key=lambda barrier: waits[barrier])
-        changed = {}
-        for one in map(code.__getitem__, code.find(STORES)):
-            control = one.control
-            silent = control.read_barrier == control.write_barrier == NO_BARRIER
-            if one.variable and silent:
-                stall = max(2, control.stall)
-                changed[one.index] = with_control(one.word, control._replace(read_barrier=rarely, stall=stall))
+        changed = announce_stores(self.kernel)
         self.kernel = self.kernel.with_controls(changed)
         self.amended |= changed.keys()
         return bool(changed)
@@ -216,13 +210,15 @@ class _Weaver:
             places[use.place.number].append((use, one))
         if kept:
             places.setdefault(0, [])
+        self.sums = find_sums(self.kernel, lowered)
         for index, uses in places.items():
             uses.sort(key=lambda pair: ORDER[pair[0].place.kind])
+            here = [pair for pair in uses if not self.sums[id(pair[0])].is_woven]
             try:
-                before = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind != "after"]
-                after = [self._piece(*pair, kept) for pair in uses if pair[0].place.kind == "after"]
+                before = [self._piece(*pair, kept) for pair in here if pair[0].place.kind != "after"]
+                after = [self._piece(*pair, kept) for pair in here if pair[0].place.kind == "after"]
                 if index == 0:
-                    before[:0] = self._begin(uses, kept, find_needed(before))
+                    before[:0] = self._begin(here, kept, find_needed(before))
                     if slots:
                         before, after = [], [*before, *after]
                 before = [piece for piece in before if piece.compiled.snippet.words]
@@ -233,11 +229,13 @@ class _Weaver:
                 self.is_final = isinstance(error, NothingToSpareError)
                 if not uses:
                     raise LeftAlone("no_registers", f"its entry {error}", self.name) from None
-                for use, _ in uses:
-                    self._misfit(use, str(error))
+                for member in [member for use, _ in here for member in self.sums[id(use)].fail()]:
+                    self._misfit(member, str(error))
                 continue
-            for use, _ in uses:
-                self.plan.note(use, None)
+            for total in [self.sums[id(use)] for use, _ in here]:
+                total.is_woven = True
+                for member in total.members:
+                    self.plan.note(member, None)
         return splicer
 
     def _begin(self, uses: Uses, kept: dict[str, Kept], needed: set[Kept]) -> list[Piece]:
@@ -271,7 +269,8 @@ class _Weaver:
                 offsets[member.at] = self.parameters[member.name].bank_offset
             else:
                 given.append(give_operand(site, head, use.when, member))
-        compiled = self.compiler.find(body.text).fill_in(self._constants_size(), offsets)
+        addends = self.sums[id(use)].addends
+        compiled = self.compiler.find(body.text).fill_in(self._constants_size(), offsets, addends)
         return Piece(compiled, tuple(given), guard, body.returns)
 
     def _constants_size(self) -> int:

@@ -26,6 +26,8 @@
 #define INSTANTIATES                                                                                         \
     "graph", "instantiate", OBJECT(OUT(0)), .on_return = HANDLER(on_instantiate), AROUND(instantiate),       \
         ALLOCATES
+#define SETS_CONTEXT .probe_after = HANDLER(after_context_set), .signals = true
+#define ENDS_CONTEXT .probe_after = HANDLER(after_context_end), .first = true
 #define GONE .before = HANDLER(before_gone), .on_return = HANDLER(on_gone)
 
 static const struct driver_function table[] = {
@@ -201,16 +203,22 @@ static const struct driver_function table[] = {
 
     {"cuDevicePrimaryCtxRetain", "context", "retain", OBJECT(OUT(0)),
      .on_return = HANDLER(on_context_retained), ALLOCATES},
-    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = HANDLER(on_context_made), ALLOCATES},
-    {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0))},
-    {"cuCtxPushCurrent", "context", "push", OBJECT(IN(0))},
-    {"cuCtxPopCurrent", "context", "pop", OBJECT(OUT(0))},
+    {"cuCtxCreate", "context", "create", OBJECT(OUT(0)), .on_return = HANDLER(on_context_made), ALLOCATES,
+     SETS_CONTEXT, .first = true},
+    {"cuCtxAttach", "context", "attach", SETS_CONTEXT},
+    {"cuGLCtxCreate", "context", "create", SETS_CONTEXT},
+    {"cuVDPAUCtxCreate", "context", "create", SETS_CONTEXT},
+    {"cuCtxSetCurrent", "context", "set", OBJECT(IN(0)), SETS_CONTEXT},
+    {"cuCtxPushCurrent", "context", "push", OBJECT(IN(0)), SETS_CONTEXT},
+    {"cuCtxPopCurrent", "context", "pop", OBJECT(OUT(0)), SETS_CONTEXT},
+    {"cuCtxDetach", "context", "detach", ENDS_CONTEXT},
+    {"cuGreenCtxDestroy", "context", "destroy", ENDS_CONTEXT},
     {"cuCtxDestroy", "context", "destroy", OBJECT(IN(0)), .before = HANDLER(before_context_gone),
-     .on_return = HANDLER(on_context_destroyed), .probe_before = HANDLER(before_context_ends)},
+     .on_return = HANDLER(on_context_destroyed), .probe_before = HANDLER(before_context_ends), ENDS_CONTEXT},
     {"cuDevicePrimaryCtxRelease", "context", "release", .before = HANDLER(before_context_gone),
-     .on_return = HANDLER(on_context_released), .probe_before = HANDLER(before_context_ends)},
+     .on_return = HANDLER(on_context_released), .probe_before = HANDLER(before_context_ends), ENDS_CONTEXT},
     {"cuDevicePrimaryCtxReset", "context", "reset", .before = HANDLER(before_context_gone),
-     .on_return = HANDLER(on_context_reset), .probe_before = HANDLER(before_context_ends)},
+     .on_return = HANDLER(on_context_reset), .probe_before = HANDLER(before_context_ends), ENDS_CONTEXT},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", "other", "occupancy",
      .probe_after = HANDLER(after_blocks)},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "other", "occupancy",

@@ -108,10 +108,9 @@ static struct save *write_saves(struct slab *slab, struct save *first) {
 }
 
 static void write_slab(struct slab *slab) {
-    uint64_t unused;
     hook_writer_calls = true;
     if (!slab->failed)
-        slab->failed = hook_do.push_context(slab->context);
+        slab->failed = hook_push_context(slab->context);
     hook_writer_calls = false;
     bool pushed = !slab->failed;
     for (struct save *save = slab->saves, *next; save; save = next) {
@@ -132,7 +131,7 @@ static void write_slab(struct slab *slab) {
     if (!slab->failed && !slab->copied)
         slab->failed = hook_do.record(slab->cleared, slab->ours);
     if (pushed)
-        hook_do.pop_context(&unused);
+        hook_pop_context();
     hook_writer_calls = false;
 }
 

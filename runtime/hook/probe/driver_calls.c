@@ -27,7 +27,7 @@ static bool find_all(void) {
 
 bool hook_find_probe_calls(void) {
     static _Atomic int found;
-    return hook_find_once(&found, find_all);
+    return hook_find_context_calls() && hook_find_once(&found, find_all);
 }
 
 int hook_relaxed_mode(int mode) {

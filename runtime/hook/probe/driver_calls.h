@@ -31,9 +31,6 @@
     CALL(cluster_size, "cuOccupancyMaxPotentialClusterSize", int *, uint64_t, const CUlaunchConfig *)        \
     CALL(get_device, "cuCtxGetDevice", CUdevice *)                                                           \
     CALL(device_attribute, "cuDeviceGetAttribute", int *, int, CUdevice)                                     \
-    CALL(get_context, "cuCtxGetCurrent", uint64_t *)                                                         \
-    CALL(push_context, "cuCtxPushCurrent_v2", uint64_t)                                                      \
-    CALL(pop_context, "cuCtxPopCurrent_v2", uint64_t *)                                                      \
     CALL(exchange_mode, "cuThreadExchangeStreamCaptureMode", int *)                                          \
     CALL(stream_context, "cuStreamGetCtx", uint64_t, uint64_t *)                                             \
     CALL(is_capturing, "cuStreamIsCapturing", uint64_t, int *)                                               \

@@ -80,7 +80,7 @@ static bool is_readable(uint64_t graph) {
 static struct insertion *begin_insertion(const struct wanted *wanted) {
     if (!is_readable(wanted->graph))
         return NULL;
-    uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current, unused;
+    uint64_t current = hook_current_context(), context = wanted->context ? wanted->context : current;
     struct insertion *made = context ? calloc(1, sizeof(*made)) : NULL;
     if (context && !made)
         hook_miss_graph();
@@ -91,13 +91,13 @@ static struct insertion *begin_insertion(const struct wanted *wanted) {
         free(made);
         return NULL;
     }
-    bool there = context == current || !hook_do.push_context(context);
+    bool there = context == current || !hook_push_context(context);
     int mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
     if (there)
         insert(made, wanted);
     hook_relaxed_mode(mode);
     if (there && context != current)
-        hook_do.pop_context(&unused);
+        hook_pop_context();
     if (made->members)
         return made;
     hook_end_turn(&made->turn);

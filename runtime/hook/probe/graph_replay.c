@@ -32,14 +32,13 @@ static bool is_in_other_context(const struct prepared *graph, uint64_t stream) {
 static struct stay enter(const struct prepared *graph, uint64_t stream) {
     struct stay stay = {.mode = hook_relaxed_mode(CU_STREAM_CAPTURE_MODE_RELAXED)};
     stay.pushed = hook_current_context() != graph->context && !is_in_other_context(graph, stream) &&
-                  !hook_do.push_context(graph->context);
+                  !hook_push_context(graph->context);
     return stay;
 }
 
 static void leave(struct stay stay) {
-    uint64_t unused;
     if (stay.pushed)
-        hook_do.pop_context(&unused);
+        hook_pop_context();
     hook_relaxed_mode(stay.mode);
 }
 

@@ -153,13 +153,12 @@ bool hook_is_marking(const struct pool *pool) { return prepared == pool || (mark
 static bool begin_calls_in(const struct pool *pool, int *mode) {
     *mode = hook_begin_calls();
     marker_calls = true;
-    return hook_is_alive(pool->reference) && !hook_do.push_context(pool->context);
+    return hook_is_alive(pool->reference) && !hook_push_context(pool->context);
 }
 
 static void end_calls_in(bool pushed, int mode) {
-    uint64_t context;
     if (pushed)
-        hook_do.pop_context(&context);
+        hook_pop_context();
     marker_calls = false;
     hook_end_calls(mode);
 }

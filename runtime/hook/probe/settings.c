@@ -65,7 +65,12 @@ int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __
 static pid_t process;
 static _Atomic bool begun;
 
-void hook_probe_stop(void) { hook_probing = false; }
+static void set_probing(bool on) {
+    hook_remember_contexts(on);
+    hook_probing = on;
+}
+
+void hook_probe_stop(void) { set_probing(false); }
 
 void hook_probe_begin(void) { begun = true; }
 
@@ -74,7 +79,7 @@ bool hook_is_this_process(void) { return !hook_in_vfork && getpid() == process; 
 // A child that was forked before anything was loaded is like any other process.
 static void go_on(void) {
     process = getpid();
-    hook_probing &= !begun;
+    set_probing(hook_probing && !begun);
 }
 
 void hook_probe_setup(void) {
@@ -93,7 +98,7 @@ void hook_probe_setup(void) {
         .rerun = hook_keep_variable("GPT_HOOK_PROBE_RERUN"),
     };
     const char *identity = hook_keep_variable("GPT_HOOK_PROBE");
-    hook_probing = getenv(GPT_CONTROL) || (identity && *identity);
+    set_probing(getenv(GPT_CONTROL) || (identity && *identity));
     struct order order = {.identity = identity,
                           .probes = hook_keep_variable("GPT_HOOK_PROBE_NAMES"),
                           .kernels = hook_keep_variable("GPT_HOOK_PROBE_KERNELS"),

@@ -295,11 +295,11 @@ static const struct reason *clone_graph(struct timed_graph *graph, void *source)
 
 struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t flags,
                                           const struct reason **reason) {
-    void *context = NULL;
+    uint64_t context = hook_current_context();
     struct collected all = {.reason = NULL};
     hook_walk_graph(source, collect, &all);
     *reason = flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH ? WHY(nodes_device) : all.reason;
-    if (*reason || !all.count || hook_cu.get_context(&context) != CUDA_SUCCESS || !context)
+    if (*reason || !all.count || !context)
         return NULL;
     size_t nodes = sizeof(struct timed_graph) + all.count * sizeof(struct timed_node);
     size_t size = nodes + (all.count + 2) * sizeof(void *);
@@ -310,9 +310,8 @@ struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t 
     graph->size = size;
     graph->exec = exec;
     graph->events = (void **)((char *)graph + nodes);
-    graph->context = (uint64_t)context;
-    graph->of_context =
-        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});
+    graph->context = context;
+    graph->of_context = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     graph->flags = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     graph->count = all.count;
     graph->stamps = hook_take_stamps(graph->of_context, all.count + 1 + PAUSES);

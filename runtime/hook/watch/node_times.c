@@ -217,9 +217,7 @@ static bool is_other_stream(const struct timed_graph *graph, uint64_t stream, ui
 }
 
 static bool is_here(const struct timed_graph *graph) {
-    void *context = NULL;
-    return hook_is_alive(graph->of_context) && hook_cu.get_context(&context) == CUDA_SUCCESS &&
-           (uint64_t)context == graph->context;
+    return hook_is_alive(graph->of_context) && hook_current_context() == graph->context;
 }
 
 // The legacy stream can't be captured, and asking about it may break another stream's capture.

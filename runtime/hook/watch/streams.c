@@ -15,9 +15,7 @@ static bool find_all(void) {
     (hook_cu.member = (__typeof__(hook_cu.member))(uintptr_t)hook_driver_function(name))
     (void)FIND(get_device, "cuCtxGetDevice"); // without this function, assume the first device
     (void)FIND(context_of, "cuStreamGetCtx");
-    return FIND(get_context, "cuCtxGetCurrent") && FIND(push_context, "cuCtxPushCurrent_v2") &&
-           FIND(pop_context, "cuCtxPopCurrent_v2") && FIND(create_stream, "cuStreamCreate") &&
-           FIND(is_capturing, "cuStreamIsCapturing") &&
+    return FIND(create_stream, "cuStreamCreate") && FIND(is_capturing, "cuStreamIsCapturing") &&
            FIND(exchange_mode, "cuThreadExchangeStreamCaptureMode") && FIND(create, "cuEventCreate") &&
            FIND(record, "cuEventRecord") && FIND(query, "cuEventQuery") &&
            (FIND(elapsed, "cuEventElapsedTime_v2") || FIND(elapsed, "cuEventElapsedTime"));
@@ -158,12 +156,12 @@ static struct stream_queue *new_queue(const struct stream_queues *queues) {
 }
 
 struct stream_queue *hook_stream_claim(const struct stream_queues *queues, struct thread *thread, bool make) {
-    void *context = NULL;
+    uint64_t context = hook_current_context();
     CUdevice device = 0;
-    if (hook_cu.get_context(&context) != CUDA_SUCCESS || !context)
+    if (!context)
         return NULL;
     struct stream_queue *queue = *queues->of_thread;
-    while (queue && (queue->context != (uint64_t)context || !hook_is_alive(queue->reference)))
+    while (queue && (queue->context != context || !hook_is_alive(queue->reference)))
         queue = queue->next;
     if (queue)
         return atomic_exchange(&queue->busy, true) ? NULL : queue;
@@ -172,9 +170,8 @@ struct stream_queue *hook_stream_claim(const struct stream_queues *queues, struc
     queue->thread = thread;
     if (hook_cu.get_device && hook_cu.get_device(&device) == CUDA_SUCCESS)
         queue->device = (uint32_t)device;
-    queue->context = (uint64_t)context;
-    queue->reference =
-        hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = (uint64_t)context});
+    queue->context = context;
+    queue->reference = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     return queue;
 }
 
@@ -362,11 +359,10 @@ static void end_at_exit(void) {
          queue = queue->next_of_all) {
         if (!hook_is_alive(queue->reference) || atomic_exchange(&queue->busy, true))
             continue;
-        void *unused;
-        if (hook_cu.push_context((void *)queue->context) == CUDA_SUCCESS) {
+        if (hook_push_context(queue->context) == CUDA_SUCCESS) {
             queue->thread = thread; // this thread writes the rows
             hook_stream_read(queue, see);
-            hook_cu.pop_context(&unused);
+            hook_pop_context();
         } // and nobody else uses it any more
     }
 }

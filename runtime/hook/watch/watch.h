@@ -168,7 +168,16 @@ static inline uint64_t frame_caller(const struct frame *frame) { return arch_cal
 
 // Handlers of the functions that make and destroy contexts.
 
-uint64_t hook_current_context(void); // this thread's, or 0
+uint64_t hook_current_context(void);  // this thread's, or 0
+void hook_remember_contexts(bool on); // only while the calls that set contexts are watched
+struct context_calls {
+    CUresult (*get)(uint64_t *), (*push)(uint64_t), (*pop)(uint64_t *);
+};
+extern struct context_calls hook_context_calls; // the functions of the driver
+bool hook_find_context_calls(void);             // false if the driver lacks one
+CUresult hook_push_context(uint64_t context);
+void hook_pop_context(void);
+extern handler hook_after_context_set, hook_after_context_end;
 // Return the context that a call destroys, releases or resets; 0 if the program never retained it.
 uint64_t hook_context_that_ends(const struct frame *frame);
 extern handler hook_on_context_retained, hook_on_context_made, hook_on_context_destroyed,
@@ -863,8 +872,7 @@ struct stream_queues {
 
 // Functions of the driver; hook_streams_setup returns false if one of them is missing.
 struct stream_functions {
-    CUresult (*get_context)(void **), (*get_device)(CUdevice *), (*push_context)(void *),
-        (*pop_context)(void **), (*context_of)(void *, void **);
+    CUresult (*get_device)(CUdevice *), (*context_of)(void *, void **);
     CUresult (*create_stream)(void **, unsigned), (*is_capturing)(void *, int *), (*exchange_mode)(int *);
     CUresult (*create)(void **, unsigned), (*record)(void *, void *), (*query)(void *);
     CUresult (*elapsed)(float *, void *, void *);

@@ -5,8 +5,10 @@ import pytest
 from gpt.formats.cubin_edit import CubinEditor
 from gpt.formats.kernel_edit import KernelEditor
 from gpt.formats.kernel_params import MIN_STACK_SIZE, UNKNOWN_STACK
+from gpt.probe.plan.left_alone import LeftAlone
 from gpt.probe.sass import given, registers
 from gpt.probe.sass.weave import weave
+from tests import cuda
 from tests.probe.sass import running
 from tests.probe.sass.compared import check, sites
 from tests.sass.interp.cases import CASES
@@ -177,3 +179,23 @@ def test_lanes_that_a_guard_leaves_out_keep_a_value_that_was_copied(monkeypatch,
     for number, (_, (record,)) in enumerate(found):
         thread = number % 96
         assert (record["kept"] == thread) == (thread >= 64)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(4352, True), (32752, True), (32753, False), (32764, False)])
+def test_a_kernel_with_too_many_parameters_says_so(size, fits):
+    source = f"""struct Big {{ char bytes[{size}]; }};
+    extern "C" __global__ void big(const __grid_constant__ Big all) {{ __shared__ char kept[64];
+    kept[threadIdx.x] = all.bytes[threadIdx.x]; __syncthreads(); if (kept[0] == 3) __trap(); }}"""
+    try:
+        cubin = cuda.nvrtc_compile(source, running.ARCH)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    try:
+        made = weave(cubin, "big", running.ARCH, [running.probe("block_sched")], running.compiler())
+    except LeftAlone as error:
+        assert not fits
+        assert error.reason.code == "too_large"
+        assert error.reason.detail.startswith("327")
+    else:
+        assert fits
+        assert made.added[0].offset == size + -size % 8
