@@ -68,10 +68,10 @@ NODES_OF = (
     Column("module", "text?", shown="any"),
     Column("graph", "u64", "id"),
     Column("timed", "u64", shown="never"),
-    Column("time", "u64", "ns", "median"),
+    Column("time", "u64", "ns", "mean"),
     Column("least", "u64", "ns", shown="never"),
     Column("most", "u64", "ns", shown="never"),
-    Column("events", "u64", "ns", shown="never"),
+    Column("stamps", "u64", "ns", shown="never"),
     Column("share", "f64", "%"),
 )
 
@@ -269,21 +269,23 @@ def _list_nodes(
     import numpy as np
 
     from gpt.trace.calls_store import times_of
+    from gpt.trace.event_costs import find_means
     from gpt.trace.modules import find_modules
     from gpt.trace.node_times import same_nodes
 
     process, last, same = graph.process, replays[-1], same_nodes(replays)
-    times = cost.own(process, _stamps([one.durations for one in same]))
+    durations = _stamps([one.durations for one in same])
+    times = cost.own(process, durations)
     modules: list[str | None] = [None] * len(last.types)
     if trace.ranges(number := trace.processes.index(process)).texts:
         known, which = find_modules(trace, number, times_of(process, last.calls), last.threads)
         modules = [known[at] for at in which.tolist()]
-    medians = np.percentile(times, 50, axis=0, method="inverted_cdf")
-    whole = medians.sum() or 1
+    means = np.maximum(find_means(process.clock.durations(durations)) - cost.each, 0)
+    whole = means.sum() or 1
     for at, (type_, function) in enumerate(zip(last.types.tolist(), last.functions.tolist(), strict=True)):
         name = process.kernels().get(function, f"#{function}") if function else f"({name_type(type_)})"
-        yield (at + 1, name, modules[at], graph.number, len(same), medians[at], times[:, at].min(), times[:, at].max(),
-               cost.each, 100 * medians[at] / whole)  # fmt: skip
+        yield (at + 1, name, modules[at], graph.number, len(same), means[at], times[:, at].min(), times[:, at].max(),
+               cost.each, 100 * means[at] / whole)  # fmt: skip
 
 
 def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, times: Any) -> Iterator[str]:
@@ -292,13 +294,13 @@ def _tell_cost(graph: Replayed, replays: list[TimedReplay], cost: EventCost, tim
     from gpt.trace.event_costs import find_timed, median
 
     if cost.replay is None:
-        how = "the time between two events, as no replay without events has a GPU time; that's likely too little"
+        how = "the time between two stamps, as no replay without stamps has a GPU time; that's likely too little"
     else:
         how = "so that the nodes add up to" if cost.each else "they don't add up to more than"
-        how += f" {human_time(cost.replay)}, the median of replays without events"
+        how += f" {human_time(cost.replay)}, the median of replays without stamps"
     yield (
-        f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with an event"
-        f" between any two nodes; a node's time is that between its events, less {human_time(cost.each)}: {how}"
+        f"graph {graph.number}: {amount(len(replays), 'replay')} of {len(graph.calls):,} ran a copy with a stamp"
+        f" between any two nodes; a node's time is that between its stamps, less {human_time(cost.each)}: {how}"
     )
     if early := int(replays[-1].early.sum()):
         what = f"{amount(early, 'node')} may begin before the node before ends, but waited for it in such a replay"

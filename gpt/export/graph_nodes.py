@@ -1,6 +1,6 @@
 """Export the nodes of replays that 'gpt-hook run --node-times' timed.
 
-The cost of the events between nodes is only known at the end, when replays without events can be compared. Until then,
+The cost of the stamps between nodes is only known at the end, when replays without stamps can be compared. Until then,
 the calls that launch graphs and the GPU times of replays wait in a temporary file.
 """
 

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import weakref
+from contextlib import nullcontext
 from functools import lru_cache, partial, update_wrapper, wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Iterator
@@ -32,8 +33,8 @@ WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 DISTRIBUTED = frozenset(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"))
 # Python's functions, in the order of struct gpt_python in runtime/hook/watch/watch.h.
 FUNCTIONS = (
-    "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_SetAttr", "PyObject_CallFunctionObjArgs",
-    "PyObject_CallMethodObjArgs", "PyObject_Call",
+    "Py_IncRef", "Py_DecRef", "PyObject_GetAttr", "PyObject_CallFunctionObjArgs", "PyObject_CallMethodObjArgs",
+    "PyObject_Call",
     "PyCFunction_NewEx", "PyLong_FromVoidPtr", "PyLong_AsLongLong", "PyBytes_AsString", "PyDict_GetItem", "PyDict_Next",
     "PyTuple_Size", "PyTuple_GetItem", "PyList_Size", "PyList_GetItem", "PyType_IsSubtype", "PyType_GetFlags",
     "PyErr_ExceptionMatches", "PyErr_Clear",
@@ -138,8 +139,9 @@ class Names:
     def __init__(self, new_hook: Callable[[bytes | None], Any]) -> None:
         self.known: dict[int, bytes] = {}
         self.backward: dict[bytes, bytes] = {}  # by name
-        self.hooks: dict[bytes | None, dict[int, Any]] = {}  # by name, in the form of Tensor._backward_hooks
-        self._new_hook = new_hook  # a C function: Dynamo would compile one in Python
+        self.carriers: dict[bytes | None, Any] = {}  # tensors, by name
+        self._hooks: dict[bytes | None, Any] = {}  # the same
+        self._new_hook = new_hook  # makes a C function: Dynamo would compile one in Python
         self._texts: dict[bytes, bytes] = {}  # all names, never removed, because the library refers to them
         self._roots: set[int] = set()  # modules in `known` that were outermost
         self._refs: dict[int, Any] = {}
@@ -182,13 +184,23 @@ class Names:
         self._functions.add(kept)
         return kept
 
-    def find_hooks(self, name: bytes | None) -> dict[int, Any]:
-        """Return the hooks for nodes that belong to a module, which all of them share."""
-        return self.hooks.setdefault(name, {0: self._new_hook(name)})
+    def make_carrier(self, torch: Any, name: bytes | None) -> Any:
+        """Return a new tensor that carries the hook for nodes that belong to a module. The program's modes don't see
+        that it's made.
+        """
+        with getattr(torch._C, "_DisableTorchDispatch", nullcontext)():
+            made = torch.Tensor()
+        made._backward_hooks = {0: self._find_hook(name)}
+        return self.carriers.setdefault(name, made)
 
-    def add_hooks(self, node: Any, hooks: dict[int, Any]) -> None:
-        """Add hooks to a node for which there's no tensor. This way of adding them takes much longer."""
-        node.register_prehook(hooks[0])
+    def add_hook(self, node: Any, name: bytes | None) -> None:
+        """Add the hook to a node without a tensor, which takes much longer."""
+        node.register_prehook(self._find_hook(name))
+
+    def _find_hook(self, name: bytes | None) -> Any:
+        if name not in self._hooks:
+            self._hooks[name] = self._new_hook(name)
+        return self._hooks[name]
 
     def _add(self, module: Any, prefix: str) -> bytes:
         """Name a module and those below it."""
@@ -365,14 +377,12 @@ def install(load_file: Callable[[str, str], Any]) -> None:
     def patch_modules(module: Any) -> None:
         _place(Names, module.__file__)
         torch = module.torch
-        attributes = [
-            sys.intern(name) for name in ("grad_fn", "_sequence_nr", "_backward_hooks", "_register_hook_dict")
-        ]
+        attributes = [sys.intern(name) for name in ("grad_fn", "_sequence_nr", "_register_hook_dict")]
         asked = torch._C.is_grad_enabled, getattr(torch._C, "_is_torch_function_mode_enabled", lambda: True)
         objects = (None, True, Exception, torch.Tensor, getattr(module, "Parameter", torch.Tensor), *attributes, *asked)
         finders = (_make_finder(torch, module.__file__), names.find, names.find_site)
-        adders = (names.find_set_up, names.find_hooks, names.add_hooks)
-        kept = (names.known, names.backward, names.hooks, names.add_function("backward"), torch.Tensor())
+        adders = (names.find_set_up, partial(names.make_carrier, torch), names.add_hook)
+        kept = (names.known, names.backward, names.carriers, names.add_function("backward"))
         recorder.wrap(module.Module.__call__, (*objects, *finders, *adders, *kept))
         wrapped.append(True)
         for autograd in waiting:

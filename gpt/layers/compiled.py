@@ -6,7 +6,9 @@ Above each call of a kernel, Inductor's code names the operations that the kerne
 
 These operations are nodes of a graph whose metadata names the module of each node. When such code is loaded, each of
 these comments is replaced by a call that records which module the thread is in from then on. Neither the file nor the
-kernels change. A kernel that computes operations of several modules belongs to the module of the last one.
+kernels change. A kernel that computes operations of several modules belongs to the module of the last one. Kernels that
+Inductor combined, as in an optimizer's step, come without operations. They belong to the outermost module or function
+of their graph, if it has only one.
 """
 
 from __future__ import annotations
@@ -120,6 +122,8 @@ class CompiledCode:
         if free is None or not NODES.search(source):
             return source
         backward = bool(BACKWARD_CODE.search(source))
+        roots = {place.root for place in modules.values()}
+        whole = Place("", roots.pop(), False) if len(roots) == 1 else None
         marked = False  # True if the function has a call
         brackets = 0  # open ones
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -131,7 +135,8 @@ class CompiledCode:
             if token.type == tokenize.COMMENT and (found := NODES.match(token.string)):
                 known = [modules[name] for name in found[1].split(", ") if name in modules]
                 known = [place for place in known if place.in_module] or known
-                self.sites.append(Site(known[-1] if known else None, backward))
+                place = known[-1] if known else None if found[1] else whole
+                self.sites.append(Site(place, backward))
                 lines[at] = f"{lines[at][:column]}{REGION}({SITES}[{len(self.sites) - 1}])\n"
                 marked = True
             elif token.type == tokenize.NAME and token.string == "def":

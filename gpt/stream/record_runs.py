@@ -110,7 +110,7 @@ RUNS: dict[str, Keys] = {
         "thread": ("u64", "thread of the launch"),
         "start": ("u64", "start of the launch's row"),
         "begin": ("u64", "time stamp when its first node could begin"),
-        "pause": ("u64", "time between two events with nothing in between; an event adds more than that to a duration"),
+        "pause": ("u64", "time between two stamps with nothing in between; a stamp may add more to a duration"),
         "types": ("[u64]", "type of each node: 0 kernel, 1 copy, 2 memset"),
         "functions": ("[u32]", "id of its function; 0 if it isn't a kernel or not known"),
         "threads": ("[u64]", "thread that created it, or made the captured call; 0 if unknown"),

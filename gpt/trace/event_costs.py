@@ -1,8 +1,9 @@
-"""Find what to subtract from the times of nodes that 'gpt-hook run --node-times' measured between events.
+"""Find what to subtract from the times of nodes that 'gpt-hook run --node-times' measured between stamps.
 
-On an H200, an event makes each node take about 2.8 us longer, although two events with nothing in between are only
-1.3 us apart (docs/measured.md). So the cost isn't taken from these two events: it's chosen so that a graph's nodes add
-up to the GPU time of its replays without events. A node's time then includes the gap before it.
+A stamp is a kernel that stores the GPU's timer or, if the driver doesn't take it, an event. On an H200, a stamp makes
+each node take 1.0 us longer, and an event 2.8 us, although two events with nothing in between are only 1.3 us apart
+(docs/measured.md). So the cost isn't taken from the time between two of them: it's chosen so that a graph's nodes add
+up to the GPU time of its replays without stamps. A node's time then includes the gap before it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 
 Times = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+OUTLIER = 2000  # ns by which a time must differ from the median
 Key = tuple[int, int]  # a graph's handle, and the time stamp since when it has had it
 
 
 class EventCost(NamedTuple):
-    """The ns that events add to each node of a graph, and the ns of its replays without events: their median, or None
-    if none has a GPU time. Without it, the cost is the time between two events with nothing in between.
+    """The ns that stamps add to each node of a graph, and the ns of its replays without stamps: their median, or None
+    if none has a GPU time. Without it, the cost is the time between two stamps with nothing in between.
     """
 
     each: float
     replay: int | None
 
     def own(self, process: Process, durations: npt.NDArray[np.uint64]) -> Times:
-        """Return the ns of nodes without their events, from time stamps."""
+        """Return the ns of nodes without their stamps, from the unit of time stamps."""
         return np.maximum(process.clock.durations(durations) - self.each, 0)
 
     def place(self, process: Process, replay: TimedReplay) -> tuple[Whole, Whole]:
@@ -53,7 +55,7 @@ def _whole(ns: Times) -> Whole:
 
 
 def find_costs(trace: TraceModel, number: int) -> dict[Key, EventCost]:
-    """Return the cost of events in each graph of a process whose nodes were timed."""
+    """Return the cost of stamps in each graph of a process whose nodes were timed."""
     process = trace.processes[number]
     if not list_timed(process):
         return {}
@@ -71,7 +73,7 @@ def list_timed(process: Process) -> dict[Key, list[TimedReplay]]:
 
 
 def compute_costs(process: Process, rows: Any, launches: Any) -> dict[Key, EventCost]:
-    """Return the cost of events in each graph whose nodes were timed.
+    """Return the cost of stamps in each graph whose nodes were timed.
 
     `rows` are the GPU times of replays, with the `thread` and the start of the `call`. `launches` are the calls that
     launched graphs, with the handle as `object`, and their starts also as time stamps. Other times are in ns. Either
@@ -87,11 +89,20 @@ def _find_cost(process: Process, replays: list[TimedReplay], bare: Times | None)
         return find_pause(process, replays)
     times = process.clock.durations(np.array([one.durations for one in same_nodes(replays)], np.uint64))
     whole = median(bare)
-    return EventCost(find_excess(np.percentile(times, 50, axis=0, method="inverted_cdf"), whole), whole)
+    return EventCost(find_excess(find_means(times), whole), whole)
+
+
+def find_means(times: Times) -> Times:
+    """Return the mean of each column without outliers. A median would be as coarse as the GPU's timer, which may
+    advance in steps of up to 1 us.
+    """
+    middle = np.percentile(times, 50, axis=0, method="inverted_cdf")
+    found: Times = times.mean(axis=0, where=np.abs(times - middle) <= np.maximum(middle / 4, OUTLIER))
+    return found
 
 
 def find_pause(process: Process, replays: list[TimedReplay]) -> EventCost:
-    """Return the cost to use if no replay without events has a GPU time."""
+    """Return the cost to use if no replay without stamps has a GPU time."""
     return EventCost(median(process.clock.durations(np.array([one.pause for one in replays], np.uint64))), None)
 
 
@@ -105,7 +116,7 @@ def find_excess(times: Times, whole: float) -> float:
 
 
 def _list_untimed(process: Process, timed: dict[Key, list[TimedReplay]], rows: Any, launches: Any) -> dict[Key, Times]:
-    """Return the GPU times of the replays of these graphs that ran without events."""
+    """Return the GPU times of the replays of these graphs that ran without stamps."""
     rows = rows[find_timed(process, (one for replays in timed.values() for one in replays), rows) < 0]
     launched = find_calls(rows["thread"], rows["call"], launches["thread"], launches["start"])
     found = {}

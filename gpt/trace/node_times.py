@@ -1,7 +1,7 @@
 """Times of the nodes of graphs, from the replays that 'gpt-hook run --node-times' measured.
 
-Such a replay runs a copy of the graph with an event between any two nodes. The time between two events includes the
-cost of an event (gpt/trace/event_costs.py). `pause` is the time between two events without a node in between.
+Such a replay runs a copy of the graph with a stamp between any two nodes. The time between two stamps includes the
+cost of a stamp (gpt/trace/event_costs.py). `pause` is the time between two stamps without a node in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TimedReplay(NamedTuple):
     """A replay whose nodes were timed, in time stamps: `thread` and `start` identify its call, and its first node could
     begin at `begin`. For each node: its type, its function (or 0), the thread and time stamp of the call that created
     it, whether the graph lets it begin before the node before it ends, when it could begin in this replay, and the time
-    from then to its end, which includes an event.
+    from then to its end, which includes a stamp.
     """
 
     thread: int

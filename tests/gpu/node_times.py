@@ -108,8 +108,8 @@ def main() -> int:
             return 1
         run(sys.executable, PROGRAM, work / "profile.json")
         profile = json.loads((work / "profile.json").read_text())
-        ways = {"between events": [row["time"] + row["events"] for row in nodes],
-                "less events": [row["time"] for row in nodes]}  # fmt: skip
+        ways = {"between stamps": [row["time"] + row["stamps"] for row in nodes],
+                "less stamps": [row["time"] for row in nodes]}  # fmt: skip
         told = [
             compare(f"{way}, {name}", times, medians(profile[name]))
             for way, times in ways.items() for name in ("eager", "replays") if profile[name]
@@ -122,7 +122,7 @@ def main() -> int:
         (whole,) = [row["p50"] for row in graphs if row.get("answer") == "graphs" and "p50" in row]
         layers = {}
         if len(same[0]) == len(nodes):
-            layers = compare_layers([row["module"] or "" for row in nodes], ways["less events"], same[0])
+            layers = compare_layers([row["module"] or "" for row in nodes], ways["less stamps"], same[0])
         facts = {"share": share, "plain": plain, "gpu_time": timed, "node_times": found,
                  "replay_ns": whole, "layers": layers, "compared": told, "nodes": nodes,
                  "eager": same[0], "replays": same[1],
@@ -130,7 +130,7 @@ def main() -> int:
         (OUT / "node_times.json").write_text(json.dumps(facts, indent=1))
         print(f"a replay: {plain['replay_us']:.1f} us, with --gpu-time {timed['replay_us']:.1f} us, with --node-times"
               f" {share} {found['replay_us']:.1f} us (medians on the host)")  # fmt: skip
-        apart = 100 * (sum(ways["less events"]) / whole - 1)
+        apart = 100 * (sum(ways["less stamps"]) / whole - 1)
         expect(
             abs(apart) <= NEAR, f"all nodes: {apart:+.2f} % from the {whole / 1000:.1f} us of a replay with --gpu-time"
         )

@@ -117,6 +117,17 @@ def test_code_that_runs_outside_of_modules_is_named_by_its_graph():
     assert backward == [("", "", True), ("", "<lambda>()", True), ("", "", True)]
 
 
+def test_combined_kernels_belong_to_the_only_function_of_their_graph():
+    combined = SOURCE.replace("[norm]", "[]")
+    one, other = node("one", None), node("other", None)
+    one.meta["stack_trace"] = '  File "/a.py", line 1, in step\n    y\n  File "/b.py", line 2, in inner\n    z\n'
+    other.meta["stack_trace"] = '  File "/a.py", line 3, in step\n    x\n'
+    nothing = ("", "", False)
+    assert find_sites(combined, one, other) == [nothing, nothing, ("", "step()", False)]
+    other.meta["stack_trace"] = '  File "/a.py", line 4, in loss\n    x\n'
+    assert find_sites(combined, one, other) == [nothing] * 3
+
+
 def test_comment_inside_expression_is_kept(run):
     source = SOURCE.replace("(args, )", "(args,\n            # Unsorted Source Nodes: [norm]\n )")
     assert run(source) == [None, "layers.0.up", "", "norm"]

@@ -1,8 +1,9 @@
-"""--node-times: every Nth replay runs a copy of the graph with events, and the program notices nothing."""
+"""--node-times: every Nth replay runs a copy of the graph with stamps, and the program notices nothing."""
 
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -164,19 +165,36 @@ def test_the_answer(tmp_path):
     assert [(row["node"], row["kernel"], row["timed"]) for row in rows] == [
         *((at, "spin", 3) for at in range(1, 5)), (5, "(memcpy)", 3),
     ]  # fmt: skip
-    assert all(row["least"] >= 1e6 * ms - row["events"] for row, ms in zip(rows, MS, strict=False))
+    assert all(row["least"] >= 1e6 * ms - row["stamps"] for row, ms in zip(rows, MS, strict=False))
     timed = {one["start"] for one in trace.of("node_times")}
     gpu = [row for record in trace.of("gpu_times") for row in hooked.rows(record)]
     bare = sorted(row["duration"] for row in gpu if row["call"] in replays(trace) and row["call"] not in timed)
     assert len(bare) == 7
     whole = ns(trace, [bare[3]])[0]
     took = sum(row["time"] for row in rows)
-    assert abs(took - whole) < 5 if rows[0]["events"] else took <= whole
-    assert f" {human_time(whole)}, the median of replays without events" in found.verdicts["nodes"][0]
+    assert abs(took - whole) < 5 if rows[0]["stamps"] else took <= whole
+    assert f" {human_time(whole)}, the median of replays without stamps" in found.verdicts["nodes"][0]
     assert all(row["least"] <= row["time"] <= row["most"] for row in rows)
     assert sum(row["share"] for row in rows) == pytest.approx(100, abs=0.1)
-    assert found.verdicts["nodes"][0].startswith("graph 1: 3 replays of 10 ran a copy with an event between any two")
+    assert found.verdicts["nodes"][0].startswith("graph 1: 3 replays of 10 ran a copy with a stamp between any two")
     assert "such a replay took" in found.verdicts["nodes"][1]
+
+
+def test_events_are_the_stamps_if_the_driver_lacks_a_function(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", PROGRAM, f"-I{hooked.ROOT}/runtime")
+    folder = shutil.copytree(hooked.runtime() / "sim", tmp_path / "sim", symlinks=True)
+    driver, name = folder / "libcuda.so.1", b"\0cuMemHostGetDevicePointer_v2\0"
+    image = driver.read_bytes()
+    assert name in image
+    driver.write_bytes(image.replace(name, name.replace(b"v2", b"vX")))
+    env = os.environ | {"GPT_SIM_RUN": "all", "XDG_CACHE_HOME": kept(), "LD_LIBRARY_PATH": str(folder)}
+    done = hooked.run(tmp_path / "t.mp", program, "plain", options=("--node-times", "2"), device="real", env=env)
+    assert done.returncode == 0, done.stderr
+    trace = hooked.Trace(tmp_path / "t.mp")
+    found = trace.of("node_times")
+    assert len(found) == 5
+    for one in found:
+        assert all(took >= 1e6 * ms for took, ms in zip(ns(trace, one["durations"]), MS, strict=False))
 
 
 def test_node_times_rejects_probes_and_bad_shares(tmp_path):

@@ -167,3 +167,26 @@ def test_stacks_of_launches_and_of_captured_calls(tmp_path):
     rows = summed(tmp_path, "stack")
     assert {name.split(" < ")[0] for name in rows} == {"run_in"} and len(rows) == 2
     assert {name.split(" < ")[1]: counts for name, counts in rows.items()} == {"capture": (12, 12), "main": (1, 0)}
+
+
+def test_many_and_deep_modules(tmp_path):
+    """Chunks of the trace fill up in between, and modules below the 64th level are left out."""
+    more = """
+    for (int i = 0; i < 20000; i++)
+        run_in(i % 2 ? "layers.0" : "layers.1", first);
+    for (int i = 0; i < 100; i++)
+        assert(enter("deep"));
+    for (int i = 0; i < 101; i++)
+        leave();
+    run_in("last", first);
+    """
+    trace = traced(tmp_path, more)
+    begun, ends = trace.of("range"), {one["id"]: one["end"] for one in trace.of("range_end")}
+    assert [one["name"] for one in begun] == ["layers.1", "layers.0"] * 10000 + ["deep"] * 64 + ["last"]
+    assert {(one["domain"], one["type"]) for one in begun} == {("gpt.layers", "push")}
+    assert len(ends) == len(begun) == len({one["id"] for one in begun})
+    moments = [moment for one in begun[:20000] for moment in (one["start"], ends[one["id"]])]
+    assert moments == sorted(moments)
+    assert sorted(summed(tmp_path, "layer").items()) == [
+        ("last", (1, 0)), ("layers.0", (10000, 0)), ("layers.1", (10000, 0)),
+    ]  # fmt: skip

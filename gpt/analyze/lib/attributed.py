@@ -77,7 +77,7 @@ class Verdict:
             how = "in proportion to the times of their nodes, which --node-times measured in some of them"
             yield f"{human_time(self.by_node)} of replays split {how}"
         if self.rough:
-            why = "no replay without events has a GPU time, so the cost of events isn't known well"
+            why = "no replay without stamps has a GPU time, so the cost of stamps isn't known well"
             yield f"{human_time(self.rough)} of them are less exact: {why}"
         if self.unsplit:
             fact = (

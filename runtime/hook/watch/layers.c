@@ -1,5 +1,6 @@
-// The modules of a model that a thread is in, as NVTX ranges in our own domain. gpt/layers/__init__.py calls
-// these functions.
+// The modules of a model that a thread is in, as pushed NVTX ranges in a domain of ours.
+// gpt/layers/__init__.py and layers_python.c call these functions, from Python's interpreter: that's why
+// records are written without holding signals.
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -8,33 +9,42 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-static const char *domain(void) {
-    static _Atomic(const char *) cached;
-    const char *found = atomic_load_explicit(&cached, memory_order_acquire);
-    if (UNLIKELY(!found)) {
-        const char *made = hook_nvtx_keep_narrow("gpt.layers");
-        found = atomic_compare_exchange_strong(&cached, &found, made) ? made
-                                                                      : found; // another thread may be first
-    }
-    return found;
-}
+enum { DEPTH = 64 }; // modules below this level aren't recorded
+
+#define DOMAIN GPT_STR("gpt.layers")
+
+static TLS uint64_t open_ids[DEPTH];
+static TLS unsigned depth; // may exceed DEPTH
+
+static bool is_recording(void) { return atomic_load_explicit(&hook_recording, memory_order_relaxed); }
 
 bool hook_records_layers(void) {
     // without a driver, a module alone doesn't begin a trace
     bool begun = hook_live && atomic_load_explicit(&hook_live->pid, memory_order_relaxed);
-    bool recording = atomic_load_explicit(&hook_recording, memory_order_relaxed);
-    return recording && (begun || (hook_live && hook_has_driver())) && domain();
+    return is_recording() && (begun || (hook_live && hook_has_driver()));
 }
 
 int gpt_hook_layer(const char *name) {
-    if (!hook_records_layers())
-        return 0;
+    uint64_t now = hook_now();
     int error = errno;
-    struct nvtx_name text;
-    hook_nvtx_take(&text, name);
-    hook_nvtx_push(domain(), NULL, text.text);
+    struct thread *thread = hook_records_layers() ? hook_this_thread() : NULL;
+    if (thread && depth++ < DEPTH) {
+        uint64_t id = open_ids[depth - 1] = hook_nvtx_new_id();
+        struct gpt_str text = {name, strnlen(name, NVTX_NAME_MAX)};
+        HOOK_WRITE_QUICKLY(range, .id = {true, id}, .type = GPT_STR("push"), .thread = thread->tid,
+                           .domain = DOMAIN, .name = text, .start = now);
+    }
     errno = error;
-    return 1;
+    return thread != NULL;
 }
 
-void gpt_hook_layer_end(void) { hook_nvtx_pop(domain()); }
+void gpt_hook_layer_end(void) {
+    uint64_t now = hook_now();
+    int error = errno;
+    if (!depth || --depth >= DEPTH)
+        return;
+    struct thread *thread = is_recording() ? hook_this_thread() : NULL;
+    if (thread)
+        HOOK_WRITE_QUICKLY(range_end, .id = open_ids[depth], .thread = thread->tid, .end = now);
+    errno = error;
+}

@@ -74,7 +74,6 @@ static void end_backward(void) {
 static object *on_backward(object *name, object *gradients) {
     (void)gradients;
     if (!setting) {
-        HOOK_HOLD_SIGNALS; // once for both records, as it takes two system calls
         end_backward();
         if (name != python->none && gpt_hook_layer(python->text_of(name)))
             backward_module = name;
@@ -119,30 +118,27 @@ static object *node_of(object *tensor, bool overridden) {
 
 // Let a node record its module when it runs. register_prehook would be the obvious way, but it takes 15 times
 // as long, because it makes a dictionary and a handle for each node. _register_hook_dict, by which
-// Tensor.register_hook adds a tensor's hooks to the node that made it, accepts any tensor: so one tensor of
-// ours carries the hooks of each module in turn. No other thread can change it in between, as neither call
-// runs Python code.
-static bool add_hooks(object *node, object *name, bool overridden) {
-    object *hooks = python->dict_item(python->known_hooks, name), *done;
-    if (!hooks) {
-        if (!(hooks = python->call(python->find_hooks, name, NULL)))
-            return false;
-        python->drop(hooks); // nothing frees it
+// Tensor.register_hook adds a tensor's hooks to the node that made it, accepts any tensor: so a tensor of
+// ours for each module carries the hook of its nodes.
+static bool add_hook(object *node, object *name, bool overridden) {
+    object *carrier, *done;
+    if (overridden) { // the program's mode would see that we make a tensor
+        done = python->call(python->add_hook, node, name, NULL);
+    } else {
+        if (!(carrier = python->dict_item(python->carriers, name))) {
+            if (!(carrier = python->call(python->make_carrier, name, NULL)))
+                return false;
+            python->drop(carrier); // nothing frees it
+        }
+        done = python->call_method(node, python->register_hooks, carrier, NULL);
     }
-    if (overridden) // setting an attribute of a tensor would call the program's mode
-        done = python->call(python->add_hooks, node, hooks, NULL);
-    else if (python->set_attribute(python->carrier, python->backward_hooks, hooks))
-        return false;
-    else
-        done = python->call_method(node, python->register_hooks, python->carrier, NULL);
     if (done)
         python->drop(done);
     return done;
 }
 
 // Assign the node that made a tensor to a module, unless the node belongs to one already.
-static bool tag_tensor(object *tensor, object *name) {
-    bool overridden = is_true(python->is_mode_enabled);
+static bool tag_tensor(object *tensor, object *name, bool overridden) {
     object *node = node_of(tensor, overridden), *number = NULL;
     if (node == python->none) {
         python->drop(node);
@@ -152,7 +148,7 @@ static bool tag_tensor(object *tensor, object *name) {
     long long at = good ? python->number_of(number) : -1;
     good = at >= 0; // a node that accumulates gradients has the largest number there is
     if (good && is_new((uint64_t)at))
-        good = add_hooks(node, name, overridden);
+        good = add_hook(node, name, overridden);
     if (number)
         python->drop(number);
     if (node)
@@ -179,21 +175,26 @@ static int list_items(object *value, unsigned long flags, object *items[MOST_ITE
     return count;
 }
 
-static bool tag(object *value, object *name, int levels) {
-    if (!tagging)
-        return true;
+static bool tag_nested(object *value, object *name, bool overridden, int levels) {
     object *type = type_of(value), *items[MOST_ITEMS];
     if (type == python->tensor || python->is_subtype(type, python->tensor))
-        return tag_tensor(value, name);
+        return tag_tensor(value, name, overridden);
     unsigned long flags = python->flags_of(type);
     if (!(flags & (LIST | TUPLE | DICT)) || !levels)
         return true;
     bool good = true;
     int count = list_items(value, flags, items);
     for (int i = 0; i < count; i++) {
-        good = good && tag(items[i], name, levels - 1);
+        good = good && tag_nested(items[i], name, overridden, levels - 1);
         python->drop(items[i]);
     }
+    return good;
+}
+
+static bool tag(object *const *values, size_t count, object *name) {
+    bool good = true, overridden = tagging && count && is_true(python->is_mode_enabled);
+    for (size_t i = 0; tagging && good && i < count; i++)
+        good = tag_nested(values[i], name, overridden, MOST_DEPTH);
     return good;
 }
 
@@ -208,8 +209,8 @@ void gpt_hook_stop_tagging(void) { tagging = false; }
 
 static object *run_backward(object *original, object *arguments, object *keywords) {
     // a pass begins outside of modules, but a thread of the engine may still be in one of the pass before
-    if (hook_records_layers() && python->tuple_size(arguments) &&
-        !tag(python->tuple_item(arguments, 0), python->backward_pass, MOST_DEPTH))
+    object *outputs = python->tuple_size(arguments) ? python->tuple_item(arguments, 0) : NULL;
+    if (outputs && hook_records_layers() && !tag(&outputs, 1, python->backward_pass))
         return NULL;
     object *result = python->call_with(original, arguments, keywords);
     if (!setting)
@@ -241,11 +242,7 @@ static object *name_of(object *module) {
 }
 
 static bool tag_arguments(object *name, object *const *args, size_t count, object *keywords) {
-    count += keywords ? (size_t)python->tuple_size(keywords) : 0;
-    for (size_t i = 0; i < count; i++)
-        if (!tag(args[i], name, MOST_DEPTH))
-            return false;
-    return true;
+    return tag(args, count + (keywords ? (size_t)python->tuple_size(keywords) : 0), name);
 }
 
 static object *call_module(object *function, object *const *args, size_t flags, object *keywords) {
@@ -255,8 +252,8 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     object *name = name_of(args[0]);
     if (!name)
         return NULL;
-    if (is_true(python->is_grad_enabled) &&
-        !tag_arguments(backward_name(outer()), args + 1, count - 1, keywords))
+    bool graph = is_true(python->is_grad_enabled);
+    if (graph && !tag_arguments(backward_name(outer()), args + 1, count - 1, keywords))
         return NULL;
     end_region(); // an exception may have ended compiled code
     bool entered = name != python->none && gpt_hook_layer(python->text_of(name));
@@ -267,7 +264,7 @@ static object *call_module(object *function, object *const *args, size_t flags, 
     end_region();
     if (entered)
         gpt_hook_layer_end();
-    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
+    if (result && graph && !tag(&result, 1, backward_name(name))) {
         python->drop(result);
         return NULL;
     }
@@ -330,14 +327,14 @@ static object *call_named(object *function, object *const *args, size_t flags, o
         return set_up(kind, function, args, flags, keywords);
     if (kind || inside || setting || !hook_records_layers())
         return python->vectorcall(function, args, flags, keywords);
-    if (is_true(python->is_grad_enabled) &&
-        !tag_arguments(python->backward_pass, args, flags << 1 >> 1, keywords))
+    bool graph = is_true(python->is_grad_enabled);
+    if (graph && !tag_arguments(python->backward_pass, args, flags << 1 >> 1, keywords))
         return NULL;
     bool entered = gpt_hook_layer(python->text_of(name));
     object *result = python->vectorcall(function, args, flags, keywords);
     if (entered)
         gpt_hook_layer_end();
-    if (result && is_true(python->is_grad_enabled) && !tag(result, backward_name(name), MOST_DEPTH)) {
+    if (result && graph && !tag(&result, 1, backward_name(name))) {
         python->drop(result);
         return NULL;
     }
@@ -387,7 +384,6 @@ static object *enter_region(object *self, object *site) {
     (void)self;
     if (!setting) {
         object *name = site != python->none && hook_records_layers() ? name_of_site(site) : python->none;
-        HOOK_HOLD_SIGNALS; // once for both records
         end_region();
         if (!name)
             return NULL;
@@ -408,7 +404,7 @@ int gpt_hook_wrap_calls(object *function, size_t place, const struct gpt_python 
         return 0;
     saved = *given;
     vectorcall_at = place;
-    for (object **one = &saved.none; one <= &saved.carrier; one++)
+    for (object **one = &saved.none; one <= &saved.backward_pass; one++)
         saved.add_reference(*one);
     python = &saved;
     return set_vectorcall(function, call_module);

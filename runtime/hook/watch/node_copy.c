@@ -1,5 +1,6 @@
-// The copy of a graph in which nodes are timed, see node_times.c. It's a clone with an event before the first
-// node, one after each node, and one more at the end.
+// The copy of a graph in which nodes are timed, see node_times.c. It's a clone that begins with an event.
+// Then there's a stamp (node_stamps.c) before the first node, one after each node, and more at the end. If
+// the driver doesn't take our kernel, there are events instead of stamps.
 //
 // The nodes must run one after another: if two ran at the same time, we couldn't tell how much of the time
 // between two events belongs to which. A kernel that may begin before its predecessor ends (programmatic
@@ -66,6 +67,8 @@ void hook_end_timed_graph(struct timed_graph *graph) {
             cu.destroy_event(graph->ran);
         hook_stream_mode(mode);
     }
+    if (graph->stamps)
+        hook_give_stamps(graph->stamps);
     munmap(graph, graph->size);
 }
 
@@ -244,10 +247,28 @@ static const struct reason *order(struct timed_graph *graph, void *source) {
     return why;
 }
 
-// Clone the source graph and replace its edges by a single chain: an event, the first node, an event, the
-// second node and so on, with two events at the end. Returns why that failed, or NULL.
+// Add an event to a chain of nodes.
+static bool add_event(struct timed_graph *graph, uint32_t place, void **last, const struct reason **why) {
+    void *event;
+    bool good = try(why, "cuEventCreate", hook_cu.create(&graph->events[place], 0)) &&
+                try(why, "cuGraphAddEventRecordNode",
+                    cu.add_event(&event, graph->graph, last, *last != NULL, graph->events[place]));
+    *last = good ? event : *last;
+    return good;
+}
+
+static bool add_stamp(struct timed_graph *graph, uint32_t place, void **last, const struct reason **why) {
+    void *stamp;
+    bool good =
+        try(why, "cuGraphAddKernelNode", hook_add_stamp(&stamp, graph->graph, last, graph->stamps, place));
+    *last = good ? stamp : *last;
+    return good;
+}
+
+// Clone the source graph and replace its edges by a single chain: an event, a stamp, the first node, a stamp,
+// the second node and so on, with more stamps at the end. Returns why that failed, or NULL.
 static const struct reason *clone_graph(struct timed_graph *graph, void *source) {
-    void *last = NULL, *event;
+    void *last = NULL;
     const struct reason *why = NULL;
     struct edges edges = {0};
     bool good = try(&why, "cuGraphClone", cu.clone(&graph->graph, source));
@@ -259,13 +280,13 @@ static const struct reason *clone_graph(struct timed_graph *graph, void *source)
         good = try(&why, "cuGraphRemoveDependencies",
                    cu.remove(graph->graph, edges.from, edges.to, edges.data, edges.count));
     drop_edges(&edges);
-    for (uint32_t i = 0; good && i < graph->count + 2; i++) {
+    uint32_t notes = graph->count + 1 + (graph->stamps ? PAUSES : 1);
+    good = good && (!graph->stamps || add_event(graph, 0, &last, &why));
+    for (uint32_t i = 0; good && i < notes; i++) {
         void *node = i < graph->count ? graph->nodes[i].copy : NULL;
-        good = try(&why, "cuEventCreate", hook_cu.create(&graph->events[i], 0)) &&
-               try(&why, "cuGraphAddEventRecordNode",
-                   cu.add_event(&event, graph->graph, &last, last != NULL, graph->events[i])) &&
-               (!node || try(&why, "cuGraphAddDependencies", cu.add(graph->graph, &event, &node, NULL, 1)));
-        last = node ? node : event;
+        good = (graph->stamps ? add_stamp : add_event)(graph, i, &last, &why) &&
+               (!node || try(&why, "cuGraphAddDependencies", cu.add(graph->graph, &last, &node, NULL, 1)));
+        last = node ? node : last;
     }
     if (good)
         try(&why, "cuEventCreate", hook_cu.create(&graph->ran, CU_EVENT_DISABLE_TIMING));
@@ -293,6 +314,7 @@ struct timed_graph *hook_make_timed_graph(uint64_t exec, void *source, uint64_t 
     graph->of_context = hook_object_add(&(struct object_facts){.kind = OBJECT_CONTEXT, .handle = context});
     graph->flags = flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     graph->count = all.count;
+    graph->stamps = hook_take_stamps(graph->of_context, all.count + 1 + PAUSES);
     graph->due = hook_node_times;
     all = (struct collected){.graph = graph, .room = all.count};
     hook_walk_graph(source, collect, &all);

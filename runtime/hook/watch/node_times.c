@@ -1,6 +1,6 @@
 // How long each node of a graph takes (--node-times 1/N). The driver can tell when a replay began and ended,
 // but not when its nodes did. So every Nth replay launches a second executable graph in place of the
-// program's: a clone of its source graph, with an event between any two nodes (node_copy.c). It runs the same
+// program's: a clone of its source graph, with a stamp between any two nodes (node_copy.c). It runs the same
 // nodes in the same order, at the same point of the stream. The program's results are the same; the replay
 // just takes longer.
 //
@@ -161,6 +161,17 @@ static uint64_t between(void *one, void *two) {
     return hook_cu.elapsed(&ms, one, two) == CUDA_SUCCESS ? hook_stamps_of(ms) : 0;
 }
 
+static uint64_t time_of(const struct timed_graph *graph, uint32_t node) {
+    return graph->stamps ? hook_between_stamps(graph->stamps, node, node + 1)
+                         : between(graph->events[node], graph->events[node + 1]);
+}
+
+// Return the time between two notes without a node in between.
+static uint64_t pause_of(const struct timed_graph *graph) {
+    return graph->stamps ? hook_between_stamps(graph->stamps, graph->count, graph->count + PAUSES) / PAUSES
+                         : time_of(graph, graph->count);
+}
+
 static void read_times(const struct operation *operation, uint64_t begin) {
     struct timed_graph *graph = operation->nodes;
     struct found {
@@ -168,11 +179,10 @@ static void read_times(const struct operation *operation, uint64_t begin) {
             durations[PIECE], early[PIECE];
     } *found = begin ? hook_map_nodes(sizeof(*found)) : NULL;
     size_t count = 0;
-    uint64_t at = 0,
-             pause = found ? between(graph->events[graph->count], graph->events[graph->count + 1]) : 0;
+    uint64_t at = 0, pause = found ? pause_of(graph) : 0;
     for (uint32_t i = 0; found && i < graph->count; i++) {
         const struct timed_node *node = &graph->nodes[i];
-        uint64_t took = between(graph->events[i], graph->events[i + 1]);
+        uint64_t took = time_of(graph, i);
         if (!node->disabled && node->type != CU_GRAPH_NODE_TYPE_EMPTY) {
             found->types[count] = (uint64_t)node->type;
             found->functions[count] = node->function;

@@ -31,9 +31,22 @@ struct timed_graph {
     _Atomic bool pending; // its events haven't been read yet
     size_t size;          // mapped bytes
     uint32_t count;
-    void **events; // count + 2
+    void **events;              // count + 2, of which all but the first are NULL if there are stamps
+    struct hook_stamps *stamps; // or NULL: count + 1, and PAUSES more
     struct timed_node nodes[];
 };
+
+// -- node_stamps.c ---------------------------------------------------------
+
+enum { PAUSES = 8 }; // stamps at the end without nodes in between: the timer may advance in large steps
+
+// Return memory for this many stamps in the current context, or NULL.
+struct hook_stamps *hook_take_stamps(struct reference context, uint32_t count);
+void hook_give_stamps(struct hook_stamps *stamps);
+// Add a node that stores the timer. `after` is the node before it, or points to NULL.
+CUresult hook_add_stamp(void **node, void *graph, void *const *after, const struct hook_stamps *stamps,
+                        uint32_t place);
+uint64_t hook_between_stamps(const struct hook_stamps *stamps, uint32_t begin, uint32_t end); // time stamps
 
 // -- node_copy.c -----------------------------------------------------------
 

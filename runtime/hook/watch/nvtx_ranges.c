@@ -87,6 +87,8 @@ const char *hook_nvtx_keep_wide(const wchar_t *wide) {
     return keep(name.text);
 }
 
+uint64_t hook_nvtx_new_id(void) { return atomic_fetch_add_explicit(&ids, 1, memory_order_relaxed) + 1; }
+
 // Records. They must not change errno for the program.
 
 // Return the thread state to write to, or NULL if nothing is recorded.
@@ -122,7 +124,7 @@ int hook_nvtx_push(const char *handle, const nvtxEventAttributes_t *event, struc
         level += pushed[i].domain == domain;
     if (depth++ < DEPTH) {
         pushed[depth - 1].domain = domain;
-        pushed[depth - 1].id = atomic_fetch_add(&ids, 1) + 1;
+        pushed[depth - 1].id = hook_nvtx_new_id();
         begin("push", pushed[depth - 1].id, domain, event, name);
     }
     return level;
@@ -149,7 +151,7 @@ int hook_nvtx_pop(const char *handle) {
 }
 
 uint64_t hook_nvtx_start(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name) {
-    uint64_t id = atomic_fetch_add(&ids, 1) + 1;
+    uint64_t id = hook_nvtx_new_id();
     begin("start", id, hook_nvtx_read_handle(domain), event, name);
     return id;
 }

@@ -322,7 +322,6 @@ struct gpt_python {
     void (*add_reference)(gpt_object *);                                // Py_IncRef
     void (*drop)(gpt_object *);                                         // Py_DecRef
     gpt_object *(*get_attribute)(gpt_object *, gpt_object *);           // PyObject_GetAttr
-    int (*set_attribute)(gpt_object *, gpt_object *, gpt_object *);     // PyObject_SetAttr
     gpt_object *(*call)(gpt_object *, ...);                             // PyObject_CallFunctionObjArgs
     gpt_object *(*call_method)(gpt_object *, gpt_object *, ...);        // PyObject_CallMethodObjArgs
     gpt_object *(*call_with)(gpt_object *, gpt_object *, gpt_object *); // PyObject_Call
@@ -341,17 +340,16 @@ struct gpt_python {
     int (*matches_error)(gpt_object *);                                      // PyErr_ExceptionMatches
     void (*clear_error)(void);                                               // PyErr_Clear
     // objects
-    gpt_object *none, *truth, *exception;                                // None, True, Exception
-    gpt_object *tensor, *parameter;                                      // torch.Tensor, torch.nn.Parameter
-    gpt_object *grad_fn, *sequence_nr, *backward_hooks, *register_hooks; // names of attributes
-    gpt_object *is_grad_enabled, *is_mode_enabled;    // functions: about torch.overrides.TorchFunctionMode
-    gpt_object *find_node, *find, *find_site;         // functions; the last two name modules
-    gpt_object *find_set_up;                          // function: names the range of a set-up
-    gpt_object *find_hooks, *add_hooks;               // functions: hooks of a module's nodes
-    gpt_object *names, *backward_names, *known_hooks; // dicts: by id(), and by name
-    gpt_object *backward_pass;                        // the name of what's in no module there
-    gpt_object *carrier;                              // a tensor that brings hooks to a node
-    uint64_t type_at;                                 // where an object has its type
+    gpt_object *none, *truth, *exception;               // None, True, Exception
+    gpt_object *tensor, *parameter;                     // torch.Tensor, torch.nn.Parameter
+    gpt_object *grad_fn, *sequence_nr, *register_hooks; // names of attributes
+    gpt_object *is_grad_enabled, *is_mode_enabled;      // functions: about torch.overrides.TorchFunctionMode
+    gpt_object *find_node, *find, *find_site;           // functions; the last two name modules
+    gpt_object *find_set_up;                            // function: names the range of a set-up
+    gpt_object *make_carrier, *add_hook;                // functions: hooks of a module's nodes
+    gpt_object *names, *backward_names, *carriers;      // dicts: by id(), and by name
+    gpt_object *backward_pass;                          // the name of what's in no module there
+    uint64_t type_at;                                   // where an object has its type
 };
 
 // Let calls of a Python function pass through us; `place` is where it has its vectorcall. Returns 0 if that
@@ -619,6 +617,7 @@ const char *hook_nvtx_read_handle(const char *handle);
 
 // Domains are handles, and `event` may be NULL. `pop` ends the range that the thread pushed last in the
 // domain. `push` and `pop` return the range's level.
+uint64_t hook_nvtx_new_id(void);
 void hook_nvtx_mark(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name);
 int hook_nvtx_push(const char *domain, const nvtxEventAttributes_t *event, struct gpt_str name);
 int hook_nvtx_pop(const char *domain);

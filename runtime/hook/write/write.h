@@ -430,6 +430,19 @@ unsigned char *hook_grow_rows(struct gpt_packer *buffer, unsigned char *start, s
         done_;                                                                                               \
     })
 
+// Do the same without holding signals, which takes two system calls, unless the record needs another chunk.
+// Only for callers that no signal handler leaves by longjmp, such as Python's interpreter. A handler that
+// runs in these few instructions can't write a record itself.
+#define HOOK_WRITE_QUICKLY(kind, ...)                                                                        \
+    ({                                                                                                       \
+        const struct gpt_##kind quick_ = {__VA_ARGS__};                                                      \
+        struct gpt_packer room_;                                                                             \
+        hook_writing = true;                                                                                 \
+        bool written_ = hook_open(&room_, 0) && gpt_pack_##kind(&room_, &quick_) && hook_close(&room_);      \
+        hook_writing = false;                                                                                \
+        written_ || HOOK_WRITE(kind, __VA_ARGS__);                                                           \
+    })
+
 static inline struct gpt_str hook_str(const char *text) {
     return (struct gpt_str){text, text ? strlen(text) : 0};
 }
