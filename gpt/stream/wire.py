@@ -101,8 +101,7 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. The location in their
     messages consists of `name` and an offset.
     """
-    found = _expand(_split(_blocks(file), name), name)
-    yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
+    return check_segments(_expand(_split(_blocks(file), name), name), name)
 
 
 def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
@@ -147,20 +146,21 @@ class Segments:
 R = TypeVar("R", bound=dict[str, Any])
 
 
-def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
+def check_segments(found: Iterable[tuple[R, str | int]], name: str) -> Iterator[R]:
     """Pass records on, and check that they form segments, each with a header of a version that we support.
 
-    `found` yields each record with its location. Raises MalformedError if they don't, or if there are no records.
+    `found` yields each record with its location, or with its offset in the stream `name`. Raises MalformedError if they
+    don't, or if there are no records.
     """
     segments = Segments()
     for record, where in found:
         kind = record["kind"]
         if kind == "header":
-            _check_header(record, where)
+            _check_header(record, where if isinstance(where, str) else at(name, where))
         try:
             segments.add(record)
         except MalformedError as error:
-            raise MalformedError(error.fact, where) from None
+            raise MalformedError(error.fact, where if isinstance(where, str) else at(name, where)) from None
         yield record
     if not segments.count:
         raise MalformedError("empty: no segment", name)
