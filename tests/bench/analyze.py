@@ -40,19 +40,20 @@ RATIO, MEMORY = 1.5, 300e6  # bounds
 PART = 10  # jq and pandas get one in PART calls, because all of them would be 1.5 GB of JSON
 READ = "import sys; from gpt.stream import wire; print(sum(1 for _ in wire.read_records(open(sys.argv[1], 'rb'), '')))"
 COLUMNS = """import sys
-import numpy as np
 from gpt.stream import wire
-from gpt.trace.rows import Collector
-calls = Collector()
-names = {"start", "duration", "api", "result", "function", "object", "bytes"}
-def take():
-    return sum(len([rows[name].copy() for name in names & {*rows.dtype.names}][0]) for _, rows in calls.take())
+from gpt.trace.rows import ARGUMENTS, CALL, GPU_CALLS, GPU_TIMES, Collector
+names = {"start", "begin", "duration", "api", "result", "function", "object", "bytes", "thread", "call"}
+kinds = {"calls": Collector("calls", CALL | ARGUMENTS, CALL),
+         "gpu_times": Collector("gpu_times", GPU_TIMES | GPU_CALLS, GPU_TIMES)}
+def take(rows):
+    return len([rows[name].copy() for name in names & {*rows.dtype.names}][0])
 count = 0
 for record in wire.read_records(open(sys.argv[1], "rb"), ""):
-    if record["kind"] == "calls":
-        calls.add(record)
-        count += take() if calls.full else 0
-print(count + take())"""
+    if found := kinds.get(record["kind"]):
+        found.add(record)
+        if found.full:
+            count += sum(take(rows) for _, rows in found.take())
+print(count + sum(take(rows) for found in kinds.values() for _, rows in found.take()))"""
 JQ = """reduce inputs as $c ({}; .[$c.name].calls += 1 | .[$c.name].time += ($c.duration_us // 0))"""
 PANDAS = """import sys, pandas
 parts = pandas.read_json(sys.argv[1], lines=True, chunksize=200_000)
