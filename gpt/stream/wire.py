@@ -69,7 +69,7 @@ def pack(record: dict[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> Record:
     """Return the record that these bytes encode."""
-    ((record, _),) = _split([data], "record")
+    ((record, _, _),) = _split([data], "record")
     return record
 
 
@@ -101,13 +101,12 @@ def read_records(file: IO[bytes], name: str) -> Iterator[Record]:
     MalformedError if the input isn't a GPT stream, and TruncatedError if it ends inside a record. The location in their
     messages consists of `name` and an offset.
     """
-    found = _expand(_split(_blocks(file), name), name)
-    yield from check_segments(((record, at(name, offset)) for record, offset in found), name)
+    return check_segments(_expand(_split(_blocks(file), name), name), name)
 
 
 def read_packed(file: IO[bytes], name: str) -> Iterator[Record]:
     """Return the records of a file that contains part of a segment. Raises MalformedError."""
-    return (record for record, _ in _split(iter(lambda: file.read(BLOCK), b""), name))
+    return (record for record, *_ in _split(iter(lambda: file.read(BLOCK), b""), name))
 
 
 class Segments:
@@ -147,20 +146,21 @@ class Segments:
 R = TypeVar("R", bound=dict[str, Any])
 
 
-def check_segments(found: Iterable[tuple[R, str]], name: str) -> Iterator[R]:
+def check_segments(found: Iterable[tuple[R, str | int]], name: str) -> Iterator[R]:
     """Pass records on, and check that they form segments, each with a header of a version that we support.
 
-    `found` yields each record with its location. Raises MalformedError if they don't, or if there are no records.
+    `found` yields each record with its location, or with its offset in the stream `name`. Raises MalformedError if they
+    don't, or if there are no records.
     """
     segments = Segments()
     for record, where in found:
         kind = record["kind"]
         if kind == "header":
-            _check_header(record, where)
+            _check_header(record, where if isinstance(where, str) else at(name, where))
         try:
             segments.add(record)
         except MalformedError as error:
-            raise MalformedError(error.fact, where) from None
+            raise MalformedError(error.fact, where if isinstance(where, str) else at(name, where)) from None
         yield record
     if not segments.count:
         raise MalformedError("empty: no segment", name)
@@ -186,56 +186,83 @@ def _size_ahead(file: IO[bytes]) -> int:
         return sys.maxsize
 
 
-def _split(blocks: Iterable[bytes], name: str, base: int = 0) -> Iterator[tuple[Record, int]]:
-    """Divide bytes into records, each with its offset. Zero bytes between records are padding, and are skipped."""
-    unpacker = msgpack.Unpacker(
-        unicode_errors="surrogateescape",
-        strict_map_key=False,
-        max_buffer_size=records.MAX_RECORD + 2 * BLOCK,
-        max_array_len=records.MAX_ENTRIES,
-        max_map_len=records.MAX_ENTRIES,
-    )
-    pending = bytearray()  # bytes that the unpacker has got, but hasn't returned as records
-    start = 0  # offset of pending[0]
-    edge = 0  # value of unpacker.tell() after the last record
-    for block in blocks:
+class _Splitter:
+    """Divides bytes into records. `offset` is the position of the next block, for messages.
+
+    A trace is mostly chunks of a megabyte, so one instance divides all of them: its buffers are used again. Memory that
+    is new costs more than what's done with it here.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.offset = 0
+        self._name = name
+        self._unpacker = msgpack.Unpacker(
+            unicode_errors="surrogateescape",
+            strict_map_key=False,
+            max_buffer_size=records.MAX_RECORD + 2 * BLOCK,
+            max_array_len=records.MAX_ENTRIES,
+            max_map_len=records.MAX_ENTRIES,
+        )
+        self._edge = 0  # value of unpacker.tell() after the last record
+        self._pending = bytearray()  # bytes that the unpacker has got, but hasn't returned as records
+
+    def split(self, block: bytes | memoryview) -> Iterator[tuple[Record, int, int]]:
+        """Yield each record that ends in a block, with its offset and the offset of its end. Zero bytes between records
+        are padding, and are skipped.
+        """
+        unpacker, start = self._unpacker, self.offset - len(self._pending)
+        self.offset += len(block)
         try:
             unpacker.feed(block)
         except msgpack.BufferFull:
-            raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, base + start)) from None
-        pending += block
-        taken = 0  # bytes of pending that have become records
-        while True:
-            if pending.startswith(b"\0", taken):  # skip all of it at once, because padding can be long
-                end = _PADDING.match(pending, taken).end()  # type: ignore[union-attr]
-                unpacker.read_bytes(end - taken)
-                taken, edge = end, unpacker.tell()
-            where = base + start + taken
-            try:
-                value = unpacker.unpack()
-            except msgpack.OutOfData:
-                break
-            except (ValueError, TypeError, msgpack.UnpackException) as error:
-                raise MalformedError(f"not msgpack: {error}", at(name, where)) from None
-            if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-                raise MalformedError("not a GPT record", at(name, where))
-            end = taken + unpacker.tell() - edge
-            record = Record(value)
-            with memoryview(pending) as view:
-                record.raw = bytes(view[taken:end])  # slicing the bytearray would copy it twice
-            if len(record.raw) > records.MAX_RECORD:
-                raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(name, where))
-            taken, edge = end, unpacker.tell()
-            yield record, where
-        del pending[:taken]
-        start += taken
-    if pending:
-        raise TruncatedError(f"truncated {len(pending)} bytes into a record", at(name, base + start))
+            raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(self._name, start)) from None
+        if self._pending:
+            self._pending += block
+        taken = 0  # bytes that have become records
+        with memoryview(self._pending or block) as pending:
+            while True:
+                if taken < len(pending) and not pending[taken]:  # skip all of it at once, because padding can be long
+                    end = _PADDING.match(pending, taken).end()  # type: ignore[union-attr]
+                    unpacker.read_bytes(end - taken)
+                    taken, self._edge = end, unpacker.tell()
+                where = start + taken
+                try:
+                    value = unpacker.unpack()
+                except msgpack.OutOfData:
+                    break
+                except (ValueError, TypeError, msgpack.UnpackException) as error:
+                    raise MalformedError(f"not msgpack: {error}", at(self._name, where)) from None
+                if not isinstance(value, dict) or not isinstance(kind := value.get("kind"), str):
+                    raise MalformedError("not a GPT record", at(self._name, where))
+                end = taken + unpacker.tell() - self._edge
+                if end - taken > records.MAX_RECORD:
+                    raise MalformedError(f"record of over {records.MAX_RECORD} bytes", at(self._name, where))
+                record = Record(value)
+                record.raw = bytes(pending[taken:end]) if kind != "chunk" else b""  # chunks are never passed on
+                taken, self._edge = end, unpacker.tell()
+                yield record, where, start + end
+            left = None if self._pending and not taken else bytearray(pending[taken:])
+        if left is not None:  # otherwise, a large record grows in place
+            self._pending = left
+
+    def close(self) -> None:
+        """Raise TruncatedError if the last block ended inside a record."""
+        if left := len(self._pending):
+            raise TruncatedError(f"truncated {left} bytes into a record", at(self._name, self.offset - left))
 
 
-def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Record, int]]:
+def _split(blocks: Iterable[bytes], name: str) -> Iterator[tuple[Record, int, int]]:
+    """Divide bytes into records, each with its offset and the offset of its end."""
+    splitter = _Splitter(name)
+    for block in blocks:
+        yield from splitter.split(block)
+    splitter.close()
+
+
+def _expand(found: Iterable[tuple[Record, int, int]], name: str) -> Iterator[tuple[Record, int]]:
     """Replace each chunk by the records in it."""
-    for record, offset in found:
+    splitter = _Splitter(name)
+    for record, offset, end in found:
         if record["kind"] != "chunk":
             yield record, offset
             continue
@@ -244,11 +271,12 @@ def _expand(found: Iterable[tuple[Record, int]], name: str) -> Iterator[tuple[Re
         data, used = record["data"], record["used"]
         if used > len(data):
             raise MalformedError(f"chunk of {len(data)} bytes uses {used}", at(name, offset))
-        start = offset + len(record.raw) - len(data)
-        for inner, place in _split([data[:used]], name, start):
+        splitter.offset = end - len(data)
+        for inner, place, _ in splitter.split(memoryview(data)[:used]):
             if inner["kind"] == "chunk":
                 raise MalformedError("chunk inside a chunk", at(name, place))
             yield inner, place
+        splitter.close()
 
 
 def _check_header(record: dict[str, Any], where: str) -> None:

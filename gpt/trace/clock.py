@@ -49,7 +49,12 @@ class Clock:
         least 1.
         """
         ns: npt.NDArray[np.float64] = ticks.astype(np.float64)
-        return np.maximum(np.rint(ns * self.ns_per_tick), ticks != 0) if self._ticks else ns
+        if self._ticks:
+            ns *= self.ns_per_tick
+            np.rint(ns, out=ns)
+            if not ns.all():
+                ns[(ns == 0) & (ticks != 0)] = 1
+        return ns
 
     def times(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Convert time stamps to ns of CLOCK_MONOTONIC. They may be earlier than the header."""

@@ -112,6 +112,7 @@ class Durations:
 
 def _bins_of(ns: Floats) -> npt.NDArray[np.int64]:
     """Return the bin number of each duration."""
-    numbers = (np.maximum(ns, 1.0).view(np.uint64) >> _SHIFT).astype(np.int64) - _ONE
-    found: npt.NDArray[np.int64] = np.minimum(numbers, BINS - 1)
-    return found
+    found = np.maximum(ns, 1.0).view(np.int64)
+    found >>= 52 - BITS
+    found -= _ONE
+    return np.minimum(found, BINS - 1, out=found)

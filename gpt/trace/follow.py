@@ -57,7 +57,7 @@ class Trace:
 
     def __iter__(self) -> Iterator[Record]:
         """Yield its records. Raises MalformedError at the first bad one; the records before it are valid."""
-        segments = Segments()
+        segments, started = Segments(), None
         for record in self._read(self.path):
             segment = segments.add(record)
             match record["kind"]:
@@ -69,8 +69,9 @@ class Trace:
                     pass
                 case "diag" if record.get("ref") == MISSING:
                     self.missing.append(str(record.get("text")))
-                case _:
+                case _ if segment != started:
                     self._started.setdefault(self._pids[segment], set()).add(segment)
+                    started = segment
             yield record
         self.interrupted = {self._pids[segment] for segment in segments.open}
 

@@ -232,10 +232,10 @@ class TraceModel:
         found = [self._kept.loading.get(place, (0, 0)) for place in places]
         return sum(count for count, _ in found), sum(time for _, time in found)
 
-    def iter_ranges(self, process: int, last: int) -> Iterator[npt.NDArray[np.void]]:
+    def iter_ranges(self, process: int, last: int, every: bool = False) -> Iterator[npt.NDArray[np.void]]:
         """Yield the NVTX ranges of a process, like KeptRanges.iter_ranges. `last` is when its last call ended."""
         assert self._ranges is not None
-        return self._ranges[process].iter_ranges(self.processes[process], last)
+        return self._ranges[process].iter_ranges(self.processes[process], last, every)
 
     def ranges(self, process: int) -> KeptRanges:
         """Return the ranges of a process. Only possible if the model drains processes."""

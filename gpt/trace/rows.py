@@ -76,18 +76,37 @@ def iter_groups(values: npt.NDArray[np.uint32]) -> Iterator[tuple[int, npt.NDArr
     """Yield each distinct value, in ascending order, with the indexes at which it occurs."""
     if not len(values):
         return
-    small = values.astype(np.uint16) if int(values.max()) < 1 << 16 else values  # numpy sorts 16-bit numbers by radix
-    order = np.argsort(small, kind="stable")
-    ordered = values[order]
-    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for start, end in zip([0, *edges], [*edges, len(order)], strict=True):
-        yield int(ordered[start]), order[start:end]
+    if int(values.max()) < 1 << 16:
+        values = values.astype(np.uint16)  # numpy sorts 16-bit numbers by radix
+        counts = np.bincount(values)
+        distinct = np.flatnonzero(counts)
+        ends = np.cumsum(counts[distinct])
+    else:
+        distinct, counts = np.unique(values, return_counts=True)
+        ends = np.cumsum(counts)
+    order, begin = np.argsort(values, kind="stable"), 0
+    for value, end in zip(distinct.tolist(), ends.tolist(), strict=True):
+        yield value, order[begin:end]
+        begin = end
 
 
 def find_values(values: npt.NDArray[np.uint32]) -> list[int]:
     """Return the distinct values. This is many times as fast as np.unique, because ids are small."""
     small = len(values) > 0 and int(values.max()) < 1 << 16
     return (np.flatnonzero(np.bincount(values)) if small else np.unique(values)).tolist()
+
+
+def find_first_places(values: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return where each distinct value occurs first, and how often it occurs, in ascending order of the values. Where
+    values are small, the result has entries for values that don't occur, too.
+    """
+    if len(values) and int(values.max()) < 1 << 16:
+        counts = np.bincount(values)
+        firsts = np.zeros(len(counts), np.intp)
+        firsts[values[::-1]] = np.arange(len(values))[::-1]  # the last one assigned stays
+        return firsts, counts
+    _, firsts, counts = np.unique(values, return_index=True, return_counts=True)
+    return firsts, counts
 
 
 def take(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
@@ -116,11 +135,7 @@ class Collector:
         self._recent: list[tuple[int, Any, Layout]] = []  # strides and fields of the last few records
         self._parts: dict[Layout, list[tuple[int, bytes]]] = {}
         self._size = 0
-
-    @property
-    def full(self) -> bool:
-        """True if there are enough rows to `take` them."""
-        return self._size >= BATCH
+        self.full = False  # True if there are enough rows to `take` them
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a record. Raises MalformedError if it's invalid."""
@@ -130,13 +145,17 @@ class Collector:
             raise MalformedError(f"{record['kind']}.thread is not of type u64")
         self._parts.setdefault(layout, []).append((thread, rows))
         self._size += len(rows) + OVERHEAD
+        self.full = self._size >= BATCH
 
     def _find_layout(self, record: dict[str, Any]) -> tuple[Layout, bytes]:
         stride, rows, fields = record.get("stride"), record.get("rows"), record.get("fields")
         if type(stride) is not int or type(rows) is not bytes:
             raise MalformedError(records.check(record) or f"{self._kind}: no rows")
-        same = (one for size, known, one in self._recent if size == stride and known == fields)
-        layout = next(same, None)  # comparing is faster than packing
+        layout = None
+        for size, known, one in self._recent:
+            if size == stride and known == fields:  # comparing is faster than packing
+                layout = one
+                break
         if layout is None:
             layout = self._parse_layout(record, stride, fields)
             self._recent = [(stride, fields, layout), *self._recent[: RECENT - 1]]
@@ -177,7 +196,7 @@ class Collector:
 
         Rows of the same thread and layout stay in order.
         """
-        parts, self._parts, self._size = self._parts, {}, 0
+        parts, self._parts, self._size, self.full = self._parts, {}, 0, False
         for layout, found in parts.items():
             sizes = [len(data) // layout.dtype.itemsize for _, data in found]
             threads = np.repeat(np.array([thread for thread, _ in found], np.uint64), sizes)

@@ -119,7 +119,8 @@ static void do_first(struct queue *queue) {
     struct context *context = queue->context;
     bool broken = context && sim_error_of(context); // nothing runs in a broken context
     pthread_mutex_unlock(&sim_lock);
-    if (sim_delay) {
+    // Recording an event takes no time: gpt-hook's --gpu-time needs events that show when other work ran.
+    if (sim_delay && work->operation.type != CU_GRAPH_NODE_TYPE_EVENT_RECORD) {
         struct timespec due = as_timespec(work->issued + sim_delay);
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
@@ -229,10 +230,10 @@ CUresult sim_push(struct queue *queue, struct operation *operation, struct work 
     size_t count = event != NULL;
     for (const struct queue *at = queue->context->busy ? queues : NULL; at; at = at->next)
         count += is_before(at, queue);
-    bool instant = (operation->type == CU_GRAPH_NODE_TYPE_KERNEL && !sim_runs) ||
-                   operation->type == CU_GRAPH_NODE_TYPE_EMPTY ||
-                   operation->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-    if (instant && !sim_delay && !queue->first && !count) {
+    bool instant = operation->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ||
+                   (!sim_delay && ((operation->type == CU_GRAPH_NODE_TYPE_KERNEL && !sim_runs) ||
+                                   operation->type == CU_GRAPH_NODE_TYPE_EMPTY));
+    if (instant && !queue->first && !count) {
         sim_end_operation(operation);
         return CUDA_SUCCESS;
     }

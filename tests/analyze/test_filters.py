@@ -3,7 +3,8 @@
 import pytest
 
 from gpt.stream import records
-from tests.analyze.asked import Answers, run
+from tests.analyze.asked import Answers, ask, run
+from tests.analyze.modelled import Program
 from tests.trace import forge
 
 SECOND = 10**9
@@ -110,3 +111,19 @@ def test_message_names_what_is_missing():
     assert (
         f"{fact} the trace (of what --tid 1 chooses)\n" in done.stderr.decode() and not done.stdout
     )  # no table of passed-on records
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "table", "column"),
+    [("idle", (), "longest", "range"), ("launches", (), "ranges", "range"),
+     ("summary", ("--top", 1), "slowest", "ranges"), ("summary", ("--by", "range"), "by_range", "name")],
+)  # fmt: skip
+def test_ranges_that_began_before_the_chosen_time_count(name, options, table, column):
+    program = Program()
+    with program.main.range("epoch"):
+        for _ in range(9):
+            program.main.launch("k", 50)
+            program.main.sync()
+            program.main.own(200)
+    found = ask(name, program.segment(), args=(*options, "--time", "1.0005,"))
+    assert {row.get(column) for row in found.rows[table]} == {"epoch"}

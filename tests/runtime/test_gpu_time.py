@@ -33,6 +33,18 @@ def test_everything_that_ran_is_timed(tmp_path, calls):
         assert len({(row["thread"], row["call"]) for row in found} & made) == 12 * 5000
 
 
+def test_work_that_takes_a_while_is_timed(tmp_path):
+    program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=5")
+    done = hooked.run(tmp_path / "t.mp", program, options=("--gpu-time",), env={**os.environ, "GPT_SIM_DELAY": "2000"})
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = hooked.Trace(tmp_path / "t.mp")
+    found = [row for row in times(trace) if trace.apis[row["api"]]["name"] == "cuLaunchKernel"]
+    assert len(found) == 20
+    (header,) = trace.of("header")
+    longest = max(row["duration"] for row in found) * 1e9 / header.get("tsc_hz", 1e9)
+    assert longest >= 1_500_000  # a launch is delayed from its call on
+
+
 def test_gpu_times_are_off_by_default(tmp_path):
     program = hooked.compile_c(tmp_path / "client", WORK, "-DROUNDS=2")
     done = hooked.run(tmp_path / "t.mp", program, env=os.environ | {"GPT_HOOK_GPU_TIME": "1"})

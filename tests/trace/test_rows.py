@@ -135,3 +135,16 @@ def test_take_is_indexing():
     ((_, found),) = collected(forge.calls(VALUES))
     order = np.array([2, 0])
     assert (rows.take(found, order) == found[order]).all()
+
+
+@pytest.mark.parametrize("largest", [40, 1 << 16, (1 << 32) - 1])
+def test_groups_and_first_places_are_those_of_unique(largest):
+    values = np.random.default_rng(1).integers(0, 9, 1000).astype(np.uint32)
+    values[[5, 700]] = largest
+    known, firsts, counts = np.unique(values, return_index=True, return_counts=True)
+    groups = dict(rows.iter_groups(values))
+    assert [*groups] == known.tolist()
+    assert all(np.array_equal(order, np.flatnonzero(values == value)) for value, order in groups.items())
+    found, occurs = rows.find_first_places(values)
+    assert found[occurs > 0].tolist() == firsts.tolist()
+    assert occurs[occurs > 0].tolist() == counts.tolist()

@@ -33,7 +33,6 @@ from gpt.base.options import Argument, Option
 from gpt.base.outputs import check_folder
 from gpt.base.wrong_input import is_stream
 from gpt.formats.paths import is_regular, open_regular, real_path
-from gpt.screen import plots
 from gpt.stream.stage import DASH, Stage
 from gpt.trace.inputs import FORMATS, STDIN, find_empty, find_runs
 
@@ -312,6 +311,8 @@ def make_command(declared: Analysis) -> Callable[..., int]:
         else:
             stage = open_stage(given["form"], given["as_stream"], given["json"], given["from_json"])
         if path:
+            from gpt.screen import plots
+
             plots.check(path)
             if analysis.picture and stage.table and not given["form"]:
                 stage.table = _Unshown()

@@ -25,7 +25,8 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
     """Yield when each pushed range was the innermost one of its thread, as rows of LAYER, sorted by begin.
 
     `what` is an index into the texts of the process's ranges. An inner range is cut off at the end of the outer one,
-    and a range that never ended lasts FOREVER.
+    and a range that never ended lasts FOREVER. Ranges that the user's filters leave out are included: they may have
+    begun before the time that was chosen.
     """
     found = Sorted(Aside(), LAYER, "begin")
     parts: list[tuple[int, int, int, int, float]] = []
@@ -41,7 +42,7 @@ def iter_innermost(trace: TraceModel, number: int) -> Iterator[Array]:
                 parts.append((since[thread], end, thread, name, 0.0))
                 since[thread] = end
 
-    for rows in trace.iter_ranges(number, FOREVER):
+    for rows in trace.iter_ranges(number, FOREVER, every=True):
         pushed = rows[rows["pushed"]]
         columns = (pushed[name].tolist() for name in ("begin", "end", "thread", "name"))
         for begin, end, thread, name in zip(*columns, strict=True):

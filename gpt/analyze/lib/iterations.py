@@ -9,7 +9,8 @@ for instance because threads interleave randomly, each thread and each stream is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from gpt.trace.graphs import GRAPH_LAUNCH
 from gpt.trace.loading import LAUNCH
 from gpt.trace.machines import LIMIT
 from gpt.trace.process import CAPTURED
-from gpt.trace.rows import find_values, iter_groups
+from gpt.trace.rows import find_first_places, iter_groups
 
 if TYPE_CHECKING:
     from gpt.trace.clock import Clock
@@ -74,21 +75,23 @@ class LaunchSequence:
         self._kept = 0
         self._totals = Counter[int]()  # calls by api, with the keys of the parts
         self._parts: list[tuple[int, tuple[npt.NDArray[Any], ...]]] = []  # api, -api for kernels, and the columns
+        self._sorted: tuple[list[int], Launches] | None = None  # the parts that were sorted, and their launches
         self._graphs: dict[int, int] = {}  # index of each graph, by handle
         self._threads: dict[int, int] = {}  # index of each thread, by id
 
     def first(self) -> int | None:
         """Return the time stamp of the first launch, or None."""
-        starts = [int(columns[0].min()) for _, columns in self._named() if len(columns[0])]
-        return min(starts, default=None)
+        starts = self.starts()
+        return int(starts[0]) if len(starts) else None
 
     def starts(self) -> Stamps:
         """Return the time stamps of all launches, in order."""
-        return np.sort(np.concatenate([np.zeros(0, np.uint64), *(starts for _, (starts, *_) in self._named())]))
+        return self._sort().starts
 
     def count(self, begin: int, end: int) -> int:
         """Return the number of launches that began in an interval."""
-        return sum(int(((starts >= begin) & (starts < end)).sum()) for _, (starts, *_) in self._named())
+        starts = self.starts()
+        return max(0, _count_before(starts, end) - _count_before(starts, begin))
 
     @property
     def total(self) -> int:
@@ -119,15 +122,13 @@ class LaunchSequence:
         """Return the handles of graphs, by index."""
         return [*self._graphs]
 
-    def add_kernels(self, threads: Threads, rows: Rows) -> None:
-        """Add calls that have a function."""
+    def add_kernels(self, threads: Threads, rows: Rows, unsure: Collection[int]) -> None:
+        """Add calls that have a function. Calls of the apis `unsure` were captured, or may have been."""
         good = (rows["function"] != 0) & (rows["result"] == 0)
-        known = self._process.apis
-        for api in find_values(rows["api"]):
-            if api not in known or known[api].type == CAPTURED:
-                own = good & (rows["api"] == api)
-                good &= ~own
-                self._add(-api, threads[own], rows[own], rows["function"][own] & ~GRAPH)
+        for api in unsure:
+            own = good & (rows["api"] == api)
+            good &= ~own
+            self._add(-api, threads[own], rows[own], rows["function"][own] & ~GRAPH)
         if not good.all():
             threads, rows = threads[good], rows[good]
         self._add(0, threads, rows, rows["function"] & ~GRAPH)
@@ -162,68 +163,99 @@ class LaunchSequence:
         places = [self._threads.setdefault(id_, len(self._threads)) for id_ in threads[begins].tolist()]
         return np.repeat(np.minimum(places, 0xFFFF).astype(np.uint16), np.diff(begins, append=len(threads)))
 
+    def _sort(self) -> Launches:
+        """Return the launches in the order in which they began."""
+        places = [place for place, (key, _) in enumerate(self._parts) if self._launches(key)]
+        if self._sorted is None or self._sorted[0] != places:
+            columns = [
+                np.concatenate([self._parts[place][1][at] for place in places]) if places else np.zeros(0, type_)
+                for at, type_ in enumerate((np.uint64, np.uint32, np.uint16, np.uint16))
+            ]
+            if (columns[0][1:] < columns[0][:-1]).any():
+                order = np.argsort(columns[0], kind="stable")
+                columns = [column[order] for column in columns]
+            self._sorted = places, Launches(self._process, *columns)
+        return self._sorted[1]
+
     def find_units(self) -> list[Unit]:
         """Return the units that repeat. The scope with the most launches comes first, and in each scope the iteration
         comes first.
         """
-        parts = [columns for _, columns in self._named()]
-        if not parts:
+        whole = self._sort()
+        if not len(whole.starts):
             return []
-
-        def column(at: int) -> npt.NDArray[Any]:
-            return np.concatenate([columns[at] for columns in parts])
-
-        starts, order = column(0), None
-        if (starts[1:] < starts[:-1]).any():
-            order = np.argsort(starts, kind="stable")
-            starts = starts[order]
-        codes = column(1) if order is None else column(1)[order]
-        unrecorded = self._process.unrecorded_stamps
-        times = self._process.clock.since(starts)
-        off = unrecorded.before(times)
-        times = times - off
-        units = list(_iter_units("all", starts, times, off, codes))
+        units = list(_iter_units("all", whole.codes, lambda: whole))
         if units and units[0].role == WHOLE:
             if len(self._threads) > 1:
-                who = column(2) if order is None else column(2)[order]
-                units[0] = units[0]._replace(in_threads=count_in_threads(codes, who, units[0].codes))
+                units[0] = units[0]._replace(in_threads=count_in_threads(whole.codes, whole.threads, units[0].codes))
             return units
         found: list[Unit] = []
         threads = [*self._threads]
-        for name, at in (("thread", 2), ("stream", 3)):
-            values = column(at) if order is None else column(at)[order]
-            groups = sorted(iter_groups(values), key=lambda group: -len(group[1]))
-            for value, mine in groups[:SCOPES] if len(groups) > 1 else ():
+        for name, values in (("thread", whole.threads), ("stream", whole.streams)):
+            groups = iter_groups(values) if (values != values[0]).any() else ()
+            for value, mine in sorted(groups, key=lambda group: -len(group[1]))[:SCOPES]:
                 scope = f"thread {threads[value]}" if name == "thread" else f"stream of {amount(len(mine), 'launch')}"
-                found += _iter_units(scope, starts[mine], times[mine], off[mine], codes[mine])
+                found += _iter_units(scope, whole.codes[mine], partial(whole.take, mine))
         found = [unit for unit in found if unit.role != OTHER]
         return sorted(found, key=lambda unit: -unit.launches) if found else units
 
 
-def _iter_units(scope: str, starts: Stamps, times: Places, off: Places, codes: Codes) -> Iterator[Unit]:
-    """Yield the iteration and the units that repeat inside it, then other units of the same length.
+class Launches:
+    """Columns of launches of a process, in the order in which they began."""
 
-    `times` exclude unrecorded time; `off` says how much unrecorded time precedes each launch. An iteration is a single
-    unit that covers SHARE of the sequence. If it takes several units of one length to cover that much, there's no
-    iteration, and they're yielded as others.
+    def __init__(self, process: Process, *columns: npt.NDArray[Any]) -> None:
+        self.process = process
+        self.starts, self.codes, self.threads, self.streams = columns
+
+    def take(self, places: npt.NDArray[np.intp]) -> Launches:
+        """Return some of them."""
+        return Launches(self.process, *(one[places] for one in (self.starts, self.codes, self.threads, self.streams)))
+
+    @cached_property
+    def off(self) -> Places:
+        """How much unrecorded time precedes each launch, in the unit of time stamps."""
+        return self.process.unrecorded_stamps.before(self.process.clock.since(self.starts))
+
+    @cached_property
+    def times(self) -> Places:
+        """When each launch began, not counting unrecorded time, in the unit of time stamps."""
+        found: Places = self.process.clock.since(self.starts) - self.off
+        return found
+
+
+def _iter_units(scope: str, codes: Codes, find: Callable[[], Launches]) -> Iterator[Unit]:
+    """Yield the iteration and the units that repeat inside it, then other units of the same length. `find` returns the
+    launches with these codes, if anything repeats.
+
+    An iteration is a single unit that covers SHARE of the sequence. If it takes several units of one length to cover
+    that much, there's no iteration, and they're yielded as others.
     """
     found = find_after(codes, lambda: _count_warm(codes))
+    if not (found.unit or found.others):
+        return
+    launches = find()
     if found.unit:
-        yield _make_unit(WHOLE, scope, starts, times, off, codes, found.unit)
+        yield _make_unit(WHOLE, scope, launches, found.unit)
     for period in found.inside[: NESTED - 1]:
-        yield _make_unit(INSIDE, scope, starts, times, off, codes, split_units(codes, period)[0])
+        yield _make_unit(INSIDE, scope, launches, split_units(codes, period)[0])
     for period in found.others[:OTHERS]:
         if period.covered >= LITTLE * len(codes):
-            yield _make_unit(OTHER, scope, starts, times, off, codes, period)
+            yield _make_unit(OTHER, scope, launches, period)
 
 
 def _count_warm(codes: Codes) -> int:
     """Return how many launches it takes until each kernel that's launched repeatedly has been launched once."""
-    _, firsts, counts = np.unique(codes, True, return_counts=True)
+    firsts, counts = find_first_places(codes)
     return int(firsts[counts > 1].max(initial=-1)) + 1
 
 
-def _make_unit(role: str, scope: str, starts: Stamps, times: Places, off: Places, codes: Codes, period: Period) -> Unit:
+def _count_before(starts: Stamps, stamp: int) -> int:
+    """Return how many launches began before a time stamp, which may be larger than any."""
+    return len(starts) if stamp >= 1 << 64 else int(np.searchsorted(starts, np.uint64(stamp)))
+
+
+def _make_unit(role: str, scope: str, launches: Launches, period: Period) -> Unit:
+    starts, codes, times, off = launches.starts, launches.codes, launches.times, launches.off
     period, length = begin_at_break(codes, times, period), period.length
     first, ends, count = int(period.begins[0]), int(period.ends[-1]), period.times
     took, whole = find_steps(times, period), find_steps(off, period) == 0
@@ -245,19 +277,20 @@ class CallTimes:
         self._parts: list[tuple[Stamps, Codes]] = []
         self._kept = 0
 
-    def add(self, rows: Rows) -> None:
+    def add(self, starts: Stamps, apis: Codes) -> None:
         """Add calls."""
-        some = rows[:: self.step]
-        self._parts.append((np.array(some["start"]), np.array(some["api"])))
-        self._kept += len(some)
+        self._parts.append((starts[:: self.step].copy(), apis[:: self.step].copy()))
+        self._kept += len(self._parts[-1][0])
         while self._kept > self.KEPT:
             starts, apis = self._columns()
             self._parts = [(starts[::2].copy(), apis[::2].copy())]
             self._kept, self.step = len(self._parts[0][0]), 2 * self.step
 
     def _columns(self) -> tuple[Stamps, Codes]:
-        starts, apis = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, np.uint64)],) * 2
-        return np.concatenate(starts), np.concatenate(apis).astype(np.uint32)
+        if len(self._parts) != 1:
+            starts, apis = zip(*self._parts, strict=True) if self._parts else ([np.zeros(0, np.uint64)],) * 2
+            self._parts = [(np.concatenate(starts), np.concatenate(apis).astype(np.uint32))]
+        return self._parts[0]
 
     def starts(self, wanted: Collection[int]) -> Stamps:
         """Return when the kept calls of some functions began."""

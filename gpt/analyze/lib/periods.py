@@ -20,7 +20,7 @@ anchor, but together these are less than a 16th of the sequence. It also misses 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -83,17 +83,33 @@ def find_periods(codes: Codes | Sliced, repeats: int = REPEATS) -> list[Period]:
 
     With `repeats` = 2, check how much a unit covers, because short units often occur twice in a row by chance.
     """
-    found: dict[int, Period] = {}
-    anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
-    for tried, anchor in enumerate(anchors, 1):
-        for length in _find_lengths(codes, anchor, found, repeats):
-            found[length] = make_period(codes, length, repeats)
-        if tried >= FEW and max((period.covered for period in found.values()), default=0) >= ENOUGH * len(codes):
-            break
-    known = [period for period in found.values() if period.times]
-    known.sort(key=lambda period: (-period.covered, period.length))
-    outer = _find_outer(known)
-    return sorted(known, key=lambda period: period is not outer)
+    return Search(codes).find_periods(repeats)
+
+
+class Search:
+    """Searches a sequence for periods. What it learns about the anchors is the same for any number of repeats."""
+
+    def __init__(self, codes: Codes | Sliced) -> None:
+        self._codes = codes
+        self._anchors = sorted({len(codes) * at // ANCHORS for at in range(ANCHORS)}) if len(codes) else []
+        self._reach: dict[int, list[tuple[int, int]]] = {}  # by anchor
+
+    def find_periods(self, repeats: int) -> list[Period]:
+        """Do what find_periods does."""
+        found: dict[int, Period] = {}
+        for tried, anchor in enumerate(self._anchors, 1):
+            if anchor not in self._reach:
+                self._reach[anchor] = _find_reach(self._codes, anchor)
+            for length, same in self._reach[anchor]:
+                if same >= (repeats - 1) * length and length not in found:
+                    found[length] = make_period(self._codes, length, repeats)
+            most = max((period.covered for period in found.values()), default=0)
+            if tried >= FEW and most >= ENOUGH * len(self._codes):
+                break
+        known = [period for period in found.values() if period.times]
+        known.sort(key=lambda period: (-period.covered, period.length))
+        outer = _find_outer(known)
+        return sorted(known, key=lambda period: period is not outer)
 
 
 def _find_outer(known: list[Period]) -> Period | None:
@@ -207,8 +223,10 @@ def iter_units(begins: Places, counts: Places, length: int) -> Iterator[tuple[Pl
         yield stretches, begins[stretches] + (units - (ends - counts)[stretches]) * length
 
 
-def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], repeats: int) -> list[int]:
-    """Return the periods of the launches around an anchor, except those in `known`."""
+def _find_reach(codes: Codes | Sliced, anchor: int) -> list[tuple[int, int]]:
+    """Return distances at which the launches around an anchor occur again, each with the number of consecutive launches
+    for which that's true. A distance is a period if that number is large enough.
+    """
     near = codes[anchor : anchor + 3 * WINDOW]
     places = np.flatnonzero(near[1 : WINDOW + 1] == near[0]) + 1  # where the anchor's launch occurs again
     found, same = [], 1  # launches that all places have in common with the anchor
@@ -218,11 +236,8 @@ def _find_lengths(codes: Codes | Sliced, anchor: int, known: Container[int], rep
             break
         length = int(places[0])
         common = _count_same(near, near[length:])
-        if length not in known:
-            back = (codes[max(0, end - WINDOW) : end][::-1] for end in (anchor, anchor + length))
-            before = _count_same(*back)
-            if common + before >= (repeats - 1) * length:
-                found.append(length)
+        back = (codes[max(0, end - WINDOW) : end][::-1] for end in (anchor, anchor + length))
+        found.append((length, common + _count_same(*back)))
         if common >= 2 * WINDOW or length + common >= len(near):
             break
         places = places[1:]

@@ -25,12 +25,13 @@ import numpy.typing as npt
 
 from gpt.analyze.lib.periods import (
     BLOCKS,
+    REPEATS,
     SHARE,
     Codes,
     Period,
     Places,
+    Search,
     Sliced,
-    find_periods,
     hash_prefixes,
     split_units,
 )
@@ -50,29 +51,37 @@ class Times(Protocol):
 
 
 class Rounds(NamedTuple):
-    """The repeated `unit`, or None; `others` of the same length; and shorter units that repeat `inside` it."""
+    """The repeated `unit`, or None; `others` of the same length; shorter units that repeat `inside` it; and the largest
+    number of launches that units of any length cover.
+    """
 
     unit: Period | None
     others: list[Period]
     inside: list[Period]
+    most: int
 
 
 def find_rounds(codes: Codes | Sliced) -> Rounds:
     """Find the unit that makes up most of the launches. If it takes several units of the same length to do so, there's
     no unit, and they're in `others`.
     """
-    periods, least = find_periods(codes), SHARE * len(codes)
+    search, least = Search(codes), SHARE * len(codes)
+    periods = search.find_periods(REPEATS)
     often = split_units(codes, periods[0]) if periods and periods[0].covered >= least else []
     unit, others = (often[0], often[1:]) if often and often[0].covered >= least else (None, often)
-    for period in find_periods(codes, 2):
+    twice_or_more = search.find_periods(2)
+    most = max((period.covered for period in twice_or_more), default=0)
+    for period in twice_or_more:
+        if period.covered < ALL * len(codes) or period.length <= (unit.length if unit else 1):
+            continue
         twice = split_units(codes, period)[0]
-        longer = not unit or (twice.length > unit.length and twice.covered > unit.covered)
-        if longer and twice.length > 1 and twice.covered >= ALL * len(codes):
+        if twice.covered >= ALL * len(codes) and (not unit or twice.covered > unit.covered):
             unit, others = twice, []
             break
     if not unit:
-        return Rounds(None, others, [])
-    return Rounds(unit, others, [one for one in periods if one.length < unit.length and one.covered >= least])
+        return Rounds(None, others, [], most)
+    inside = [one for one in periods if one.length < unit.length and one.covered >= least]
+    return Rounds(unit, others, inside, most)
 
 
 def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
@@ -81,11 +90,11 @@ def find_after(codes: Codes | Sliced, count_warm: Callable[[], int]) -> Rounds:
     if found.unit or found.others:
         return found
     warm = count_warm()
-    if warm * LITTLE < len(codes):
+    if warm * LITTLE < len(codes) or found.most < SHARE * (len(codes) - warm):
         return found
     late = find_rounds(Rest(codes, warm))
-    move = [[one.shift(warm) for one in some] for some in (late.others, late.inside)]
-    return Rounds(late.unit and late.unit.shift(warm), *move)
+    others, inside = ([one.shift(warm) for one in some] for some in (late.others, late.inside))
+    return Rounds(late.unit and late.unit.shift(warm), others, inside, late.most)
 
 
 class Rest:

@@ -83,6 +83,7 @@ class SlowestCalls:
     def take_ranges(self) -> None:
         """Take the NVTX ranges that the process has collected. Raises OutputError."""
         self._ranges.add(self._process.take_ranges())
+        self._ranges.add(self._process.take_other_ranges(), chosen=False)
 
     def close(self, last: int) -> list[SlowCall]:
         """Return the calls. `last` is the end of the process's last call, in ns of CLOCK_MONOTONIC."""
@@ -103,7 +104,7 @@ class SlowestCalls:
         """Return, for each call, the names of the pushed ranges that were open in its thread when it began."""
         process, found = self._process, [list[str]() for _ in starts]
         threads, texts = self._kept["thread"], self._ranges.texts
-        for rows in self._ranges.iter_ranges(process, last + process.machines.offset(process.header)):
+        for rows in self._ranges.iter_ranges(process, last + process.machines.offset(process.header), every=True):
             pushed = rows[rows["pushed"]]
             for at, (start, thread) in enumerate(zip(starts.tolist(), threads.tolist(), strict=True)):
                 inside = (pushed["thread"] == thread) & (pushed["begin"] <= start) & (pushed["end"] > start)

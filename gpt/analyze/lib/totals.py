@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_FUNCTIONS = 8192  # at most 64 KiB each; the driver has about 700
 FEW = 3  # minimum number of launches; if one took FAR times as long as the others, it loaded code
 NOT_FAILED = (0, 4, 600)  # CUDA_SUCCESS, AT_EXIT, and CUDA_ERROR_NOT_READY, which queries return
+ROUNDING = 4  # ns by which the end of a call may be off if it's converted from ticks
 AT_EXIT = 4  # CUDA_ERROR_DEINITIALIZED: the driver has shut down because the program is exiting
 
 
@@ -49,7 +50,7 @@ class Calls:
         self.rows = found
         self.durations = process.clock.durations(found["duration"])
         self.some_open = not self.durations.all()
-        self.some_failed = bool(found["result"].any())
+        self.some_failed = bool(found["result"].max() or found["result"].min())
         self._process, self._threads = process, threads
 
     def describe(self, at: int, duration: float) -> SlowestCall:
@@ -178,10 +179,11 @@ class ProcessTotals:
         self.in_threads = defaultdict[int, float](float)  # ns that each thread spent in calls
         self._functions: dict[int, FunctionTotals] = {}
         self._kernels = defaultdict[int, KernelTotals](KernelTotals)
-        self._captures = Counter[tuple[int, int]]()  # by api and function
+        self._captures = Counter[tuple[int, int]]()  # launches that were captured or may have been, by api and function
         self._gpu_time = [0.0, 0.0]  # ns of kernels without and with probes
         self._unprobed_time = defaultdict[int, float](float)  # ns without probes, by function
         self._firsts = FirstLaunches()
+        self._loaded: rows.Rows | None = None  # what find_loaded has found since the last row was added
 
     @property
     def last(self) -> int:
@@ -192,7 +194,7 @@ class ProcessTotals:
 
     def take(self) -> None:
         """Add the rows that the process has collected."""
-        process = self.process
+        process, self._loaded = self.process, None
         for threads, found in process.calls.take():
             self._add_calls(threads, found)
         for _, found in process.gpu_times.take():
@@ -222,22 +224,18 @@ class ProcessTotals:
         process, names = self.process, found.dtype.names or ()
         if self.slowest:
             self.slowest.add(threads, found)
-        self.call_times.add(found)
+        starts, apis = np.ascontiguousarray(found["start"]), np.ascontiguousarray(found["api"])
+        self.call_times.add(starts, apis)
         if "function" in names:
-            self.launches.add_kernels(threads, found)
-            self._add_captures(found)
-        ends = found["start"] + found["duration"]
+            known = process.apis
+            unsure = [id_ for id_ in rows.find_values(apis) if id_ not in known or known[id_].type == CAPTURED]
+            self.launches.add_kernels(threads, found, unsure)
+            if unsure:
+                chosen = np.isin(apis, unsure) & (found["function"] != 0)
+                self._captures.update(found[["api", "function"]][chosen].tolist())
         calls = Calls(process, threads, found)
-        took = np.minimum(calls.durations, LIMIT)
-        stops = process.clock.times(found["start"]) + took.astype(np.int64)
-        took[found["api"] > process.last_api] = 0  # ioctls are part of calls
-        begins = np.append(0, np.flatnonzero(threads[1:] != threads[:-1]) + 1)  # rows of a thread come in runs
-        for thread, time in zip(threads[begins].tolist(), np.add.reduceat(took, begins).tolist(), strict=True):
-            self.in_threads[thread] += time
-        self._last = max(self._last, min(int(stops.max()), LIMIT))
-        self.first_stamp = min(self.first_stamp, int(found["start"].min()))
-        self.last_stamp = max(self.last_stamp, int(ends.max()))
-        for id_, order in rows.iter_groups(found["api"]):
+        self._add_times(calls, threads, starts, apis)
+        for id_, order in rows.iter_groups(apis):
             self._function(id_).add(calls, order)
             if "object" in names and process.apis.get(id_, GRAPH_LAUNCH)[:2] == GRAPH_LAUNCH:
                 own = rows.take(found, order)
@@ -245,13 +243,25 @@ class ProcessTotals:
                 self.launches.add_graphs(id_, threads[order], own)
             self.calls += 0 if process.is_ioctl(id_) else len(order)
 
-    def _add_captures(self, found: rows.Rows) -> None:
-        """Count, by kernel, the launches that were captured or may have been."""
-        known = self.process.apis
-        may = [id_ for id_ in rows.find_values(found["api"]) if id_ not in known or known[id_].type == CAPTURED]
-        if may:
-            chosen = np.isin(found["api"], may) & (found["function"] != 0)
-            self._captures.update(found[["api", "function"]][chosen].tolist())
+    def _add_times(
+        self, calls: Calls, threads: rows.Threads, starts: npt.NDArray[np.uint64], apis: npt.NDArray[np.uint32]
+    ) -> None:
+        """Add the time that threads spent in calls, and update when the first call began and the last one ended."""
+        clock, took = self.process.clock, calls.durations
+        ends = starts + calls.rows["duration"]
+        first, last = int(starts.min()), int(ends.max())
+        self.first_stamp, self.last_stamp = min(self.first_stamp, first), max(self.last_stamp, last)
+        if took.max() >= LIMIT:
+            took, late = np.minimum(took, LIMIT), np.arange(len(took))
+        else:  # only calls whose end is within the error of rounding can be the last
+            late = np.flatnonzero(ends >= max(0, last - round(ROUNDING / clock.ns_per_tick)))
+        stops = clock.times(starts[late]) + took[late].astype(np.int64)
+        self._last = max(self._last, min(int(stops.max()), LIMIT))
+        if self.process.is_ioctl(int(apis.max())):  # ioctls are part of calls
+            took = np.where(apis > self.process.last_api, 0, took)
+        begins = np.append(0, np.flatnonzero(threads[1:] != threads[:-1]) + 1)  # rows of a thread come in runs
+        for thread, time in zip(threads[begins].tolist(), np.add.reduceat(took, begins).tolist(), strict=True):
+            self.in_threads[thread] += time
 
     def _function(self, id_: int) -> FunctionTotals:
         function = self._functions.get(id_)
@@ -270,12 +280,17 @@ class ProcessTotals:
 
         They include launches that may have loaded code; `unsure` is the part that would have been spent on that.
         """
+        if self._loaded is None:
+            self._loaded = self._find_loaded()
+        return self._loaded
+
+    def _find_loaded(self) -> rows.Rows:
         firsts, durations = self._firsts.rows, self.process.clock.durations
         found = np.zeros(len(firsts), [*TIMED, ("took", "<f8"), ("cut", "<i8"), ("unsure", "<i8")])
         for name in firsts.dtype.names or ():
             found[name] = firsts[name]
         found["took"] = durations(firsts["duration"])
-        loading = find_loading(firsts, [self.launches.calls_of_kernels()])
+        loading = find_loading(firsts, [self.launches.calls_of_kernels()] if len(firsts) else [])
         for name, ticks in zip(("cut", "unsure"), loading, strict=True):
             took, total = durations(np.minimum(np.rint(ticks), LIMIT).astype(np.uint64)), found["took"]
             found[name] = np.minimum(took, np.minimum(total, LIMIT))

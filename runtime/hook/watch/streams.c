@@ -313,7 +313,12 @@ static void renew_base(struct timeline *timeline) {
         (now = record_now(timeline, base->event, second))) {
         base->stamp = now;
         timeline->base = base;
+        return;
     }
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!timeline->base && !atomic_flag_test_and_set(&said))
+        hook_say("--gpu-time", "an event in an idle stream takes over 20 us",
+                 "kernels and copies have no GPU times as long as that's so");
 }
 
 // Reading
