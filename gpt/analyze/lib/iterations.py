@@ -213,7 +213,7 @@ class Launches:
 
     @cached_property
     def off(self) -> Places:
-        """How much unrecorded time precedes each launch, in the unit of time stamps."""
+        """Return how much unrecorded time precedes each launch, in the unit of time stamps."""
         return self.process.unrecorded_stamps.before(self.process.clock.since(self.starts))
 
     @cached_property
