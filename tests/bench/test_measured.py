@@ -59,8 +59,9 @@ def test_page_has_the_figures_of_probed_launches():
 
 def test_page_has_the_figures_of_machine_code():
     result = json.loads((ROOT / "docs/figures/bench/sass.json").read_text())
-    assert result["differing"] == []
+    page = (ROOT / "docs/measured.md").read_text()
+    assert bool(result["differing"]) == ("The cubins differ" in page)
     for one in result["runs"]:
         for figures in one.values():
             assert {len(rows) for rows in figures["read and cut, cut again, weave, ms"].values()} == {result["kernels"]}
-    assert "\n".join(sass.table(result)) in (ROOT / "docs/measured.md").read_text()
+    assert "\n".join(sass.table(result)) in page

@@ -9,12 +9,9 @@
 #include "hook/write/write.h"
 #include "watch.h"
 
-enum { DEPTH = 64 }; // modules below this level aren't recorded
-
 #define DOMAIN GPT_STR("gpt.layers")
 
-static TLS uint64_t open_ids[DEPTH];
-static TLS unsigned depth; // may exceed DEPTH
+static TLS unsigned depth; // may exceed LAYERS
 
 static bool is_recording(void) { return atomic_load_explicit(&hook_recording, memory_order_relaxed); }
 
@@ -28,8 +25,8 @@ int gpt_hook_layer(const char *name) {
     uint64_t now = hook_now();
     int error = errno;
     struct thread *thread = hook_records_layers() ? hook_this_thread() : NULL;
-    if (thread && depth++ < DEPTH) {
-        uint64_t id = open_ids[depth - 1] = hook_nvtx_new_id();
+    if (thread && depth++ < LAYERS) {
+        uint64_t id = thread->layers[depth - 1] = hook_nvtx_new_id();
         struct gpt_str text = {name, strnlen(name, NVTX_NAME_MAX)};
         HOOK_WRITE_QUICKLY(range, .id = {true, id}, .type = GPT_STR("push"), .thread = thread->tid,
                            .domain = DOMAIN, .name = text, .start = now);
@@ -41,10 +38,10 @@ int gpt_hook_layer(const char *name) {
 void gpt_hook_layer_end(void) {
     uint64_t now = hook_now();
     int error = errno;
-    if (!depth || --depth >= DEPTH)
+    if (!depth || --depth >= LAYERS)
         return;
     struct thread *thread = is_recording() ? hook_this_thread() : NULL;
-    if (thread)
-        HOOK_WRITE_QUICKLY(range_end, .id = open_ids[depth], .thread = thread->tid, .end = now);
+    if (thread && thread->layers[depth]) // 0: it began before a fork
+        HOOK_WRITE_QUICKLY(range_end, .id = thread->layers[depth], .thread = thread->tid, .end = now);
     errno = error;
 }

@@ -45,14 +45,6 @@ bool hook_node_copies_setup(void) {
     return hook_find_once(&found, find_all);
 }
 
-void *hook_map_nodes(size_t size) {
-    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found != MAP_FAILED)
-        return found;
-    hook_miss_graph();
-    return NULL;
-}
-
 void hook_end_timed_graph(struct timed_graph *graph) {
     if (hook_is_alive(graph->of_context)) { // otherwise graph and events were destroyed with it
         int mode = hook_stream_mode(CU_STREAM_CAPTURE_MODE_RELAXED);

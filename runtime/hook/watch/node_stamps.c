@@ -54,6 +54,14 @@ struct hook_stamps {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // never held while calling the driver
 static struct hook_stamps *unused;
 
+void *hook_map_nodes(size_t size) {
+    void *found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (found != MAP_FAILED)
+        return found;
+    hook_miss_graph();
+    return NULL;
+}
+
 static size_t size_of(uint32_t room) {
     return sizeof(struct hook_stamps) + (room * sizeof(uint64_t) + PAGE - 1) / PAGE * PAGE;
 }

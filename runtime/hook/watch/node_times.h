@@ -40,6 +40,7 @@ struct timed_graph {
 
 enum { PAUSES = 8 }; // stamps at the end without nodes in between: the timer may advance in large steps
 
+void *hook_map_nodes(size_t size); // zeroed memory for munmap, or NULL
 // Return memory for this many stamps in the current context, or NULL.
 struct hook_stamps *hook_take_stamps(struct reference context, uint32_t count);
 void hook_give_stamps(struct hook_stamps *stamps);
@@ -50,7 +51,6 @@ uint64_t hook_between_stamps(const struct hook_stamps *stamps, uint32_t begin, u
 
 // -- node_copy.c -----------------------------------------------------------
 
-void *hook_map_nodes(size_t size); // zeroed memory for munmap, or NULL
 bool hook_node_copies_setup(void); // false if the driver lacks a function
 // Clone the source graph of an executable graph, with events between its nodes. Returns NULL if its nodes
 // can't be timed, and then sets `reason`, unless it has no nodes or memory ran out.

@@ -363,6 +363,8 @@ struct mapped { // a mapped chunk, or all zero
     size_t size;
 };
 
+enum { LAYERS = 64 }; // modules below this level aren't recorded
+
 struct thread {
     uint32_t pid, tid; // equals live->pid, or this state belongs to another process
     struct mapped chunk;
@@ -378,6 +380,7 @@ struct thread {
     struct save *_Atomic saves[SAVE_SIZES]; // free ones, by size (launch.c)
     struct thread *next;                    // in the pool
     struct thread *older;                   // in hook_live->threads
+    uint64_t layers[LAYERS];                // ids of the modules that it is in (layers.c)
     _Atomic uint32_t caller;                // tid while it's a thread of the program, otherwise 0
 };
 
