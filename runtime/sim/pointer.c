@@ -27,9 +27,7 @@ static bool answer(void *value, int attribute, const struct range *range, CUdevi
         number = range ? address : 0, size = sizeof(CUdeviceptr);
         break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (range && !host && !managed)
-            return false;
-        number = range ? address : 0, size = sizeof(void *);
+        number = host || managed ? address : 0, size = sizeof(void *);
         break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         number = range ? range->serial : 0, size = sizeof(uint64_t);
@@ -76,6 +74,10 @@ static bool answer(void *value, int attribute, const struct range *range, CUdevi
 API cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
     LOCKED;
     const struct range *range = sim_range(address, 1);
+    // cuPointerGetAttributes answers NULL in this case
+    if (range && attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && range->type != PINNED &&
+        range->type != REGISTERED && range->type != MANAGED)
+        return CUDA_ERROR_INVALID_VALUE;
     return value && range && answer(value, attribute, range, address) ? CUDA_SUCCESS
                                                                       : CUDA_ERROR_INVALID_VALUE;
 }

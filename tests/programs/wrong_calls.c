@@ -88,6 +88,10 @@ static void memory(void) {
     IS(1, D(cuPointerGetAttributes)(0, attributes, NULL, a));
     void *found;
     IS(1, D(cuPointerGetAttribute)(&found, 4, a)); // the host's address of device memory
+    void *values[] = {&found};
+    attributes[0] = 4;
+    OK(D(cuPointerGetAttributes)(1, attributes, values, a));
+    assert(!found);
     CUdeviceptr managed, reserved;
     OK(D(cuMemAllocManaged)(&managed, 4096UL, 1));
     IS(1, D(cuStreamAttachMemAsync)(NULL, managed, 0UL, 4));

@@ -85,7 +85,7 @@ AREAS = {
     1 launch_with(99, 1)
     400 launch(N, s)
     0 cuLaunchKernel(k, 1, 1, 1, 1, 1, 1, 0, s, R, N)
-    1 cuLaunchKernel(k, 1, 1, 1, 1, 1, 1, 0, s, R, R)
+    1 cuLaunchKernel(k, 1, 1, 1, 1, 1, 1, 0, s, R, (V * 3)(1, c.addressof(room), N))
     1 cuOccupancyMaxActiveBlocksPerMultiprocessor(R, k, 0, Z(0))
     400 cuOccupancyMaxActiveBlocksPerMultiprocessor(R, N, 32, Z(0))
     1 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(R, k, 32, Z(0), 4)
